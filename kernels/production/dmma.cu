@@ -32,8 +32,8 @@
 //
 // Macros, all set by ooc_gemm/cuda_kernels: SOURCE (double or float), the type of the elements of A, B and C;
 // GUARDED: a last argument says whether to run at all, for a launch whose need shows on the device; BM, BN, BK, WM,
-// WN, STAGES; FOLD: steps that are added up by themselves before their sum is added to that of all, which makes
-// errors smaller, or 0 for one sum of everything; K_STEP: k of one instruction, 4, 8 or 16 (on less than sm_90, 4 is
+// WN, STAGES; FOLD: steps whose sum is added to that of all without a rounding error (TwoSum: Knuth, The Art of
+// Computer Programming, volume 2, 4.2.2, theorem B), or 0 for one ordinary sum; K_STEP: k of one instruction, 4, 8 or 16 (on less than sm_90, 4 is
 // all there is); RESIDENT: blocks on a multiprocessor at once; GROUP: tiles walked down before going right, so that
 // those that run together cover a piece of C that is about square and share their reads in L2; TRANS_A: A is stored
 // k×m; TRANS_B: B is stored n×k.
@@ -256,12 +256,8 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
     wait_for_copies<STAGES - 2>();
     read(0, 0);
     int now = 0;
-    Sums part = {};  // of FOLD steps
-    const auto fold = [&] {
-        T *const to = sum[0][0][0], *const from = part[0][0][0];
-#pragma unroll
-        for (int e = 0; e < LEFT * RIGHT * 8; ++e) to[e] += from[e], from[e] = 0;
-    };
+    Sums part = {}, lost = {};  // the sum of FOLD steps, and what additions of these have rounded away
+    T *const all = sum[0][0][0], *const some = part[0][0][0], *const low = lost[0][0][0];
     for (; k > 0; k -= BK) {
         // The next stage is complete, and nobody reads any more of the one before, which is filled now.
         wait_for_copies<STAGES - 3>();
@@ -279,8 +275,18 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
                 for (int odd = 0; odd < 2; ++odd)
                     multiply((FOLD ? part : sum)[i][turn % RIGHT][odd], l[turn / RIGHT % 2][i], r[turn % 2], odd);
         }
-        if (FOLD && static_cast<u32>(k - 1) / BK % FOLD == 0) fold();
+        if (FOLD && static_cast<u32>(k - 1) / BK % FOLD == 0)
+#pragma unroll
+            for (int e = 0; e < LEFT * RIGHT * 8; ++e) {
+                const T whole = all[e] + some[e], added = whole - all[e];
+                low[e] += (all[e] - (whole - added)) + (some[e] - added);
+                all[e] = whole, some[e] = 0;
+            }
     }
+    if (FOLD)
+#pragma unroll
+        for (int e = 0; e < LEFT * RIGHT * 8; ++e)
+            if (low[e] - low[e] == 0) all[e] += low[e];  // infinite sums have lost NaN
     wait_for_own_copies();
 }
 

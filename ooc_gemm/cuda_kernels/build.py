@@ -78,7 +78,7 @@ def _preparations() -> Iterator[Config]:
 
 def _residues() -> Iterator[Config]:
     """Yield what runs before and after products of residues of floating-point numbers, and in their place."""
-    yield from tensor_tiles.folded_sums(False, True)
+    yield from tensor_tiles.folded_sums()
     for dtype in ("float64", "complex128"):
         yield preparations.scale(dtype)
         yield preparations.residues(dtype)

@@ -28,8 +28,8 @@ _COMBINE_THREADS = 256
 
 
 class Fallback:
-    """Products of float32 or float64 with sums in float64; of float32 in plain float32 where float64 is much
-    slower. They do nothing unless a flag on the device is set."""
+    """Products of float32 with sums in float64, or in plain float32 where float64 is much slower; of float64,
+    along k, with compensated sums in float64. They do nothing unless a flag on the device is set."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Fallback:
         full_rate = Device().compute_capability in FLOAT64_AT_FULL_RATE
         self._float64 = dtype == "float64" or full_rate
         if dtype == "float64":
-            self._configs = folded_sums(trans_a, trans_b)
+            self._configs = folded_sums()
         elif full_rate:
             self._configs = float64_sums(trans_a, trans_b)
         else:

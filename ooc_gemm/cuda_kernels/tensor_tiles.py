@@ -93,7 +93,8 @@ def choose_wgmma(configs: list[Config], m: int, n: int, k: int, multiprocessors:
     return config, slices
 
 
-_DMMA = (
+_Tiles = tuple[tuple[int, int, int, int, int, int], ...]
+_DMMA: _Tiles = (
     # BM, BN, STAGES, RESIDENT; rows and columns of a warp
     (128, 128, 5, 1, 64, 32),
     (96, 128, 5, 1, 48, 32),
@@ -108,20 +109,24 @@ _DMMA = (
 def dmma(dtype: str, trans_a: bool, trans_b: bool) -> list[Config]:
     """Return the configurations of dmma.cu, the fastest for a large C first. `trans_a`, `trans_b`: whether A
     is stored k×m, and B n×k."""
+    # Two operands along k take more registers: NT has a tile of its own. 96 rows along m or n cannot be dealt
+    # out.
+    not_for = {(128, 128): "NT", (96, 128): "NT TN", (96, 64): "NT TN TT", (64, 128): "NN TN TT"}
+    trans = "NT"[trans_a] + "NT"[trans_b]
+    return _dmma(dtype, trans_a, trans_b, tuple(t for t in _DMMA if trans not in not_for.get(t[:2], "")))
+
+
+def _dmma(dtype: str, trans_a: bool, trans_b: bool, tiles: _Tiles, fold: int = 0) -> list[Config]:
+    """Return the configurations of dmma.cu with these tiles."""
     found = []
-    for bm, bn, stages, resident, wm, wn in _DMMA:
-        # Two operands along k take more registers: NT has a tile of its own. 96 rows along m or n cannot be
-        # dealt out.
-        not_for = {(128, 128): "NT", (96, 128): "NT TN", (96, 64): "NT TN TT", (64, 128): "NN TN TT"}
-        if "NT"[trans_a] + "NT"[trans_b] in not_for.get((bm, bn), ""):
-            continue
+    for bm, bn, stages, resident, wm, wn in tiles:
         # The instruction's left operand is B, unless A is transposed.
         if trans_a:
             bm, bn, wm, wn = bn, bm, wn, wm
         macros: dict[str, int | str] = {
             "SOURCE": "double", "BM": bm, "BN": bn, "BK": 16, "WM": wm, "WN": wn, "STAGES": stages,
             "RESIDENT": resident, "K_STEP": 8, "GROUP": 8, "TRANS_A": int(trans_a), "TRANS_B": int(trans_b),
-            "FOLD": 0,
+            "FOLD": fold,
         }  # fmt: skip
         threads, shared = 32 * (bm // wm) * (bn // wn), stages * (bm + bn) * 16 * 8
         found.append(Config("dmma", dtype, bm, bn, (threads, 1), tuple(macros.items()), shared))
@@ -140,16 +145,19 @@ def float64_sums(trans_a: bool, trans_b: bool) -> list[Config]:
 
 
 _FOLD = 4
-"""Steps of k whose sum is added to the sum over all of k: with 64 of 4096 elements, an element passes through
-128 roundings at most."""
+"""Steps of k, of 16 elements each, that are added up with rounding errors."""
+_FOLDED: _Tiles = (
+    (96, 64, 5, 1, 48, 16),
+    (64, 64, 5, 1, 16, 16),
+    (32, 32, 6, 4, 16, 16),
+)
+"""As `_DMMA`, for the three sums that each element of C needs in registers."""
 
 
-def folded_sums(trans_a: bool, trans_b: bool) -> list[Config]:
-    """Return the configurations of dmma.cu for a product of float64 whose errors are a fraction of those of
-    one sum over all of k. They do nothing unless a flag on the device is set."""
-    configs = dmma("float64", trans_a, trans_b)
-    # The two sums of a larger tile do not fit in registers.
-    return [_with(config, GUARDED=1, FOLD=_FOLD) for config in configs if config.bm == config.bn <= 64]
+def folded_sums() -> list[Config]:
+    """Return the configurations of dmma.cu for a product of float64 along k whose errors are those of sums of
+    64 terms, whatever k is. They do nothing unless a flag on the device is set."""
+    return [_with(config, GUARDED=1) for config in _dmma("float64", False, True, _FOLDED, _FOLD)]
 
 
 _MMA_TILES = (

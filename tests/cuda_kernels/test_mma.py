@@ -9,6 +9,8 @@ from precision import always
 from products import as_product
 
 from ooc_gemm.cuda_kernels import catalog
+from ooc_gemm.cuda_kernels.config import Config
+from ooc_gemm.cuda_kernels.tensor_tiles import folded_sums
 
 TRANS = tuple(product((False, True), repeat=2))
 TYPES = {
@@ -123,3 +125,30 @@ def test_three_products_keep_nan_and_infinity_where_numpy_has_them(cupy: Any) ->
     assert np.array_equal(np.isnan(want), np.isnan(got))
     assert np.array_equal(want[np.isinf(want)], got[np.isinf(want)])
     assert np.allclose(got[finite], want[finite], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", folded_sums(), ids=lambda config: f"{config.bm}x{config.bn}")
+def test_what_folded_sums_round_away_is_added_in_the_end(cupy: Any, config: Config) -> None:
+    """And a sum that is infinite, or no number, is what NumPy makes of it."""
+    from ooc_gemm.cuda_kernels.launch import load
+
+    m, n, k = 130, 70, 64 * 40
+    a = np.zeros((m, k))
+    a[:, ::64] = 1 + np.arange(m)[:, None]
+    a[:, 0], a[:, -64], a[:, -1] = 2.0**60, 0, -(2.0**60)
+    a[1, 200], a[2, 300], a[3, 400] = np.inf, -np.inf, np.nan
+    a[4, 100], a[4, 2000] = np.inf, -np.inf
+    b = np.ones((n, k))
+    da, db, dc, flag = cupy.asarray(a), cupy.asarray(b), cupy.zeros((m, n)), cupy.ones(1, "u4")
+    args = (
+        *map(np.int64, (m, n, k)), np.float64(1), np.uintp(da.data.ptr), np.int64(k), np.uintp(db.data.ptr), np.int64(k),
+        np.float64(0), np.uintp(dc.data.ptr), np.int64(n), np.uintp(flag.data.ptr),
+    )  # fmt: skip
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.runtime.deviceSynchronize()
+    load(config)["dmma"](config.grid(m, n), config.block, args, stream, config.shared_bytes)
+    stream.synchronize()
+    want = 38.0 * (1 + np.arange(m))
+    want[1:5] = np.inf, -np.inf, np.nan, np.nan
+    assert np.array_equal(dc.get(), np.repeat(want[:, None], n, 1), equal_nan=True)

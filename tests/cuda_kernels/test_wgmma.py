@@ -49,7 +49,7 @@ TRANS = tuple(product((False, True), repeat=2))
         preparations.combine("pairs", True, False),
         preparations.combine("elements"),
         *(tensor_tiles.float64_sums(*trans)[0] for trans in product((False, True), repeat=2)),
-        tensor_tiles.folded_sums(False, True)[0],
+        tensor_tiles.folded_sums()[0],
         *(preparations.scale(dtype) for dtype in ("float64", "complex128")),
         *(preparations.residues(dtype) for dtype in ("float64", "uint32")),
         preparations.residues("complex128", conjugate=True),
