@@ -20,13 +20,11 @@ from .settle import Settled
 from .transforms import Wanted, element_types, real_type, wanted_of
 
 
-def open_operand(spec: Any, name: str, transpose: bool = False, table: Any = None) -> Opened:
-    """Open an input and apply op() to its matrix. An array in Fortran order is its stored matrix transposed,
-    so transposing it undoes that. `name`: how messages call an input that is not stored under a name. table:
-    what becomes of its elements (`Operand`)."""
+def open_operand(spec: Any, name: str, table: Any = None) -> Opened:
+    """Open an input. `name`: how messages call an input that is not stored under a name. table: what becomes
+    of its elements (`Operand`)."""
     found = open_input(spec, addresses.role(spec, name))
-    found = found if table is None else tabled(found, as_table(table))
-    return found.transpose() if transpose else found
+    return found if table is None else tabled(found, as_table(table))
 
 
 @dataclass(frozen=True)
@@ -115,17 +113,21 @@ def _check_there(request: Settled) -> None:
 
 
 def _open_both(request: Settled, continues: bool) -> tuple[Opened, Opened]:
-    """Open A and B. A new C is checked at the same time, because stores that are far away answer slowly."""
-    works: list[Callable[[], Any]] = [
-        partial(open_operand, operand.array, name, operand.op != "none", operand.table)
-        for operand, name in ((request.a, "A"), (request.b, "B"))
-    ]
+    """Open A and B, once where both are the same, and apply op(). An array in Fortran order is its stored
+    matrix transposed, so transposing it undoes that. A new C is checked at the same time, because stores that
+    are far away answer slowly."""
+    first, second = request.a, request.b
+    once = first.array is second.array and first.table is second.table
+    works: list[Callable[[], Any]] = [partial(open_operand, first.array, "A", table=first.table)]
+    if not once:
+        works.append(partial(open_operand, second.array, "B", table=second.table))
     if request.c is not None and not continues and request.beta == 0:
         check = partial(checks.check_output, request.c, _arrays(request), request.force, request.fills)
         works.append(check)
     far = any(addresses.traits_of(spec).remote for spec in (*_arrays(request), request.c))
-    a, b, *_ = side_by_side(works) if far else [work() for work in works]
-    return a, b
+    found = side_by_side(works) if far else [work() for work in works]
+    a, b = found[0], found[0 if once else 1]
+    return a.transpose() if first.op != "none" else a, b.transpose() if second.op != "none" else b
 
 
 def _open_old(request: Settled, array: Any, shape: tuple[int, int]) -> Opened:

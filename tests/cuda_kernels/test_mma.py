@@ -142,8 +142,8 @@ def test_what_folded_sums_round_away_is_added_in_the_end(cupy: Any, config: Conf
     b = np.ones((n, k))
     da, db, dc, flag = cupy.asarray(a), cupy.asarray(b), cupy.zeros((m, n)), cupy.ones(1, "u4")
     args = (
-        *map(np.int64, (m, n, k)), np.float64(1), np.uintp(da.data.ptr), np.int64(k), np.uintp(db.data.ptr), np.int64(k),
-        np.float64(0), np.uintp(dc.data.ptr), np.int64(n), np.uintp(flag.data.ptr),
+        *map(np.int64, (m, n, k)), np.float64(1), np.uintp(da.data.ptr), np.int64(k), np.uintp(db.data.ptr),
+        np.int64(k), np.float64(0), np.uintp(dc.data.ptr), np.int64(n), np.uintp(flag.data.ptr),
     )  # fmt: skip
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.runtime.deviceSynchronize()

@@ -5,6 +5,7 @@ import pytest
 import zarr
 from conftest import gpu_missing, make
 from faults import faulty
+from precision import ozaki_always
 from sessions import device_with
 
 import ooc_gemm
@@ -48,8 +49,10 @@ def device_of(name):
 
 def check(folder, device, dtype, transpose, beta, **options):
     a, b, c = (RNG.integers(-4, 5, shape).astype(dtype) for shape in ((700, 500), (500, 900), (700, 900)))
-    out = {"i1": "i4", "f2": "f4"}.get(dtype, dtype)
-    want = 2 * (a.astype("i8") @ b.astype("i8")) + beta * c.astype("i8")
+    if dtype == "c16":
+        a, b = a + 1j * RNG.integers(-4, 5, a.shape), b + 1j * RNG.integers(-4, 5, b.shape)
+    out, wide = {"i1": "i4", "f2": "f4"}.get(dtype, dtype), "c16" if dtype == "c16" else "i8"
+    want = 2 * (a.astype(wide) @ b.astype(wide)) + beta * c.astype(wide)
     make(folder / "a", a.T if "a" in transpose else a, chunks=(90, 70))
     make(folder / "b", b.T if "b" in transpose else b, chunks=(64, 128))
     make(folder / "c", c.astype(out), chunks=(100, 100))
@@ -86,26 +89,22 @@ def test_one_panel_for_all_of_k(tmp_path, resident, name, beta):
     check(tmp_path, device_of(name), "f4", "", beta)
 
 
-KERNELS = {
-    "fp16x3": "f4",
-    "mma-fp16x3": "f4",
-    "tf32": "f4",
-    "ffma": "f4",
-    "fp16": "f2",
-    "int8": "i1",
-    "dmma": "f8",
-}
+KERNELS = (
+    ("fp16x3", "f4"), ("mma-fp16x3", "f4"), ("tf32", "f4"), ("ffma", "f4"), ("fp16", "f2"), ("int8", "i1"),
+    ("dmma", "f8"), ("ozaki2", "f8"), ("ozaki2", "c16"),
+)  # fmt: skip
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["cuda", "cuda:all"])
 @pytest.mark.parametrize("transpose", ["", "a", "b", "ab"])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_kernels_leave_the_panels_as_they_are(tmp_path, resident, monkeypatch, name, transpose, kernel):
-    """fp16x3 splits them elsewhere; it would not split blocks as small as these."""
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS)
+def test_kernels_leave_panels_as_they_are(tmp_path, resident, monkeypatch, name, transpose, kernel, dtype):
+    """fp16x3 and ozaki2 split them elsewhere; they would not split blocks as small as these."""
     monkeypatch.setattr(tensor, "split_pays", lambda m, n, k: True)
+    ozaki_always(monkeypatch, "residues")
     device, precision = device_of(name), "medium" if kernel == "tf32" else "highest"
-    check(tmp_path, device, KERNELS[kernel], transpose, 0, kernel=kernel, precision=precision)
+    check(tmp_path, device, dtype, transpose, 0, kernel=kernel, precision=precision)
 
 
 def test_a_run_that_goes_on(tmp_path, resident):

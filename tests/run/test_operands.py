@@ -38,7 +38,7 @@ def test_one_open_input_is_both_operands(opened):
 
 
 def test_a_transposition_changes_the_matrix_alone(opened):
-    other = open_operand(opened, "A", transpose=True)
+    other = open_operand(opened, "A").transpose()
     assert other.shape == A.T.shape
     assert other.source is opened.source
     assert other.snapshot is opened.snapshot
