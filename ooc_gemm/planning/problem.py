@@ -289,6 +289,8 @@ class Problem:
     its own, and of what each reader needs on the host."""
     keeps_a: bool = False
     """Whether a panel of op(A) can be multiplied again by another panel of op(B)."""
+    least: tuple[int, int] = (0, 0)
+    """Products for each element of A and B, and for each of C, from which the kernel pays (`reuses`)."""
     row_bytes: int = 0
     """Host bytes for each row of a block of what a reduction keeps of C, whose blocks are then made row by
     row and not stored. 0: C is stored."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain, product
 from typing import NamedTuple
 
-from ..support.intervals import LEAST_GROWN, ceil_div
+from ..support.intervals import LEAST_GROWN, ceil_div, reuses
 from .candidates import SMALL_PANELS, Candidate, Ring, depths, everything, outputs, rings, sides, steps
 from .cost import CostModel, Estimate
 from .ledger import fits, ledgers, slot_bytes
@@ -291,7 +291,11 @@ class _Search:
         if budget.device is None or budget.workers > 1 or p.symmetric or not p.keeps_a or x.bm < p.m:
             return
         panels = replace(x.panels, resident=True, buffers=MORE_BUFFERS)
-        widths = [bn for bn in steps(p.n, x.c.chunk_cols) if bn <= x.bn and bn < p.n]
+        widths = [
+            bn
+            for bn in steps(p.n, x.c.chunk_cols)
+            if bn <= x.bn and bn < p.n and reuses(x.bm, bn, panels.deepest, p.least)
+        ]
         for bn in widths[:WIDTHS_TRIED] if x.c_buffers > 1 else ():
             for count in min(RESIDENT_BLOCKS, count_blocks(p, x.bm, bn, narrowing=True)), x.c_buffers:
                 narrower = x._replace(bn=bn, panels=panels, c_buffers=count)

@@ -279,6 +279,7 @@ def _problem(
         row_bytes=request.reduced.row_bytes if request.reduced else 0,
         whole=request.standardizer is not None,
         keeps_a=_keeps_a(arithmetic) and not chosen.may_wrap,
+        least=arithmetic.least,
     )
 
 

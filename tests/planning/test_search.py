@@ -14,6 +14,7 @@ from ooc_gemm.planning.cost import CostModel
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.problem import Matrix, Problem
 from ooc_gemm.planning.search import NEAR_IDEAL, WORTH_KEEPING, WORTH_LESS, least_seconds, make_plan, predict
+from ooc_gemm.support.intervals import reuses
 
 GiB = 1 << 30
 
@@ -122,6 +123,16 @@ def test_op_a_stays_on_the_device_where_writing_takes_long():
     for other in (replace(budget, workers=4), replace(budget, device=None)):
         assert not make_plan(large_problem(), other, rates).k_panels.resident
     assert not make_plan(replace(large_problem(), symmetric=True), budget, rates).k_panels.resident
+
+
+def test_op_a_stays_only_beside_blocks_for_which_the_kernel_pays():
+    budget = Budget(24 * GiB, GiB, 126 * GiB, GiB, readers=8, writers=32)
+    plan = make_plan(large_problem(), budget, FOUR_GPUS)
+    assert plan.k_panels.resident
+    m, n, k = plan.bm, plan.bn, plan.bk
+    for least in ((m * n // (m + n) + 1, 0), (0, k + 1)):
+        other = make_plan(large_problem(least=least), budget, FOUR_GPUS)
+        assert not other.k_panels.resident or reuses(other.bm, other.bn, other.bk, least)
 
 
 def test_op_a_does_not_stay_where_there_is_no_room():
