@@ -23,8 +23,8 @@ from ooc_gemm.storage.format import codec as codec
 from ooc_gemm.storage.io import files
 from ooc_gemm.storage.read import decoded, inputs
 from ooc_gemm.storage.read.compressed import CompressedSource
+from ooc_gemm.storage.read.held import HeldSource
 from ooc_gemm.storage.read.raw import RawSource
-from ooc_gemm.storage.read.sharded import ShardedSource
 from ooc_gemm.storage.write import opening
 from ooc_gemm.support.buffers import PAGE, page_aligned, scratch
 
@@ -469,14 +469,14 @@ SHARDED = {
     "index first": (nested(index_location="start"), RawSource),
     "two codecs": (
         {"compressors": [zarr.codecs.GzipCodec(), zarr.codecs.ZstdCodec()]},
-        ShardedSource,
+        HeldSource,
     ),
-    "a checksum": ({"compressors": [zarr.codecs.Crc32cCodec()]}, ShardedSource),
-    "big-endian": ({"serializer": zarr.codecs.BytesCodec(endian="big"), "compressors": None}, ShardedSource),
-    "transposed": ({"filters": [zarr.codecs.TransposeCodec(order=(1, 0))]}, ShardedSource),
+    "a checksum": ({"compressors": [zarr.codecs.Crc32cCodec()]}, HeldSource),
+    "big-endian": ({"serializer": zarr.codecs.BytesCodec(endian="big"), "compressors": None}, HeldSource),
+    "transposed": ({"filters": [zarr.codecs.TransposeCodec(order=(1, 0))]}, HeldSource),
     "shards in shards": (
         nested([zarr.codecs.ShardingCodec(chunk_shape=(5, 5), codecs=[zarr.codecs.BytesCodec()])]),
-        ShardedSource,
+        HeldSource,
     ),
     "index without a checksum": (nested(index_codecs=[zarr.codecs.BytesCodec()]), RawSource),
     "big-endian index": (
@@ -488,7 +488,7 @@ SHARDED = {
             [zarr.codecs.BytesCodec(endian="big")],
             index_codecs=[zarr.codecs.BytesCodec(), *2 * [zarr.codecs.Crc32cCodec()]],
         ),
-        ShardedSource,
+        HeldSource,
     ),
 }
 

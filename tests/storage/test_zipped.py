@@ -13,8 +13,8 @@ from ooc_gemm.storage.io.archive import Archive
 from ooc_gemm.storage.read import inputs
 from ooc_gemm.storage.read.compressed import CompressedSource
 from ooc_gemm.storage.read.decoded import DecodedSource
+from ooc_gemm.storage.read.held import HeldSource
 from ooc_gemm.storage.read.raw import RawSource
-from ooc_gemm.storage.read.sharded import ShardedSource
 
 A = np.random.default_rng(1).integers(-9, 9, (190, 130)).astype("f4")
 A[:50, 40:80] = 0  # a chunk that is not stored
@@ -33,7 +33,7 @@ LAYOUTS = {
     "Fortran": ({"filters": zarr.codecs.TransposeCodec(order=(1, 0))}, CompressedSource),
     "shards of raw chunks": ({"shards": (100, 80), "compressors": None}, RawSource),
     "shards": ({"shards": (100, 80)}, CompressedSource),
-    "shards of checksums": ({"shards": (100, 80), "compressors": zarr.codecs.Crc32cCodec()}, ShardedSource),
+    "shards of checksums": ({"shards": (100, 80), "compressors": zarr.codecs.Crc32cCodec()}, HeldSource),
 }
 METHODS = {"stored": zipfile.ZIP_STORED, "deflated": zipfile.ZIP_DEFLATED, "bzip2": zipfile.ZIP_BZIP2}
 
@@ -54,16 +54,18 @@ def test_what_is_read_is_what_the_plan_says(tmp_path, layout, method):
     options, kind = LAYOUTS[layout]
     make(tmp_path / "a", A, chunks=(50, 40), **options)
     path = packed(tmp_path / "a", METHODS[method])
-    opened = inputs.open_input(f"{path}::deep")
-    assert isinstance(opened.source, kind)
+    opened, unpacked = inputs.open_input(f"{path}::deep"), method != "stored"
+    in_shards = "shards" in options
+    assert isinstance(opened.source, HeldSource if in_shards and unpacked else kind)
+    assert opened.matrix.whole == (unpacked or kind is not RawSource)
     result = ooc_gemm.multiply(f"{path}::deep", B, **CPU)
     assert np.array_equal(result.array, A @ B)
     assert result.bytes_read == result.plan.bytes_read
     files = [one for one in (tmp_path / "a").rglob("*") if one.is_file() and one.name[0] not in ".z"]
-    shards = 0 if "shards" not in options else len(files)
+    shards = len(files) if in_shards and not unpacked else 0  # of which indices are not read again
     stored = sum(one.stat().st_size for one in files) - shards * (4 * 16 + 4)
     assert opened.matrix.stored_bytes == stored
-    if kind is not RawSource:
+    if opened.matrix.whole:
         assert result.bytes_read - B.nbytes == stored
 
 
@@ -118,3 +120,22 @@ def test_parts_of_files_in_an_archive(tmp_path):
                     file.read(into, 250_000)
             with pytest.raises(FileNotFoundError):
                 place.open("2")
+
+
+@pytest.mark.parametrize("layout", ["raw", "shards of raw chunks", "shards"])
+def test_a_packed_file_is_unpacked_once(tmp_path, monkeypatch, layout):
+    """And not for each row or chunk of it, from its beginning on."""
+    options, _ = LAYOUTS[layout]
+    make(tmp_path / "a", A, chunks=(50, 40), **options)
+    path = packed(tmp_path / "a", zipfile.ZIP_DEFLATED)
+    opened, real = [], zipfile.ZipFile.open
+
+    def noted(self, name, *args, **kwargs):
+        opened.append(getattr(name, "filename", name))
+        return real(self, name, *args, **kwargs)
+
+    monkeypatch.setattr(zipfile.ZipFile, "open", noted)
+    result = ooc_gemm.multiply(f"{path}::deep", B, **CPU)
+    assert np.array_equal(result.array, A @ B)
+    chunks = [one for one in opened if "/c/" in one]
+    assert len(chunks) == len(set(chunks)) > 0

@@ -42,11 +42,17 @@ class Archive:
     def listed(self, pattern: str) -> Iterator[tuple[Sequence[str], Stamps]]:
         """The sizes are those of unpacked files, and the times those of the archive. Raises OSError."""
         found = os.stat(self._path)
-        time, number = found.st_mtime_ns, identity(found)
-        wanted = re.compile(re.escape(self._prefix) + numbers(pattern).pattern)
-        some = [entry for entry in self._archive.infolist() if wanted.fullmatch(entry.filename)]
+        time, number, some = found.st_mtime_ns, identity(found), self._matching(pattern)
         stamps = np.array([(entry.file_size, time, number) for entry in some], np.int64)
         yield [entry.filename[len(self._prefix) :] for entry in some], stamps.reshape(-1, 3)
+
+    def packs(self, pattern: str) -> bool:
+        """Whether some of the files that match a pattern must be unpacked."""
+        return any(not _as_it_is(entry) for entry in self._matching(pattern))
+
+    def _matching(self, pattern: str) -> list[zipfile.ZipInfo]:
+        wanted = re.compile(re.escape(self._prefix) + numbers(pattern).pattern)
+        return [entry for entry in self._archive.infolist() if wanted.fullmatch(entry.filename)]
 
     def open(self, key: str, direct: bool = True) -> Readable:
         """Raises OSError, also for what zipfile cannot unpack."""
@@ -54,12 +60,15 @@ class Archive:
             entry = self._archive.getinfo(self._prefix + key)
         except KeyError:
             raise FileNotFoundError(self._prefix + key) from None
-        if entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & ENCRYPTED:
-            return StoredFile(self._path, entry, direct)
-        return PackedFile(self._archive, entry)
+        return StoredFile(self._path, entry, direct) if _as_it_is(entry) else PackedFile(self._archive, entry)
 
     def cancel(self) -> None:
         """Does nothing: local files always answer."""
+
+
+def _as_it_is(entry: zipfile.ZipInfo) -> bool:
+    """Whether an archive holds a file as it is."""
+    return entry.compress_type == zipfile.ZIP_STORED and not entry.flag_bits & ENCRYPTED
 
 
 class StoredFile(ChunkFile):

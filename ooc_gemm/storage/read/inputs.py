@@ -4,7 +4,7 @@ other_files.py where it is a file.
 A chunk is *raw* where its file, or its part of a shard, holds nothing but the elements in native
 order: no codec but `bytes` (and a transposition, which makes it the transpose of a C-order matrix). Raw
 chunks (raw.py), and those that one known compressor has made of raw ones (compressed.py), are read without
-zarr. Everything else is decoded by zarr (decoded.py, and sharded.py where it lies in shards).
+zarr. Everything else is decoded by zarr (decoded.py, and held.py where it lies in shards).
 """
 
 import json
@@ -37,10 +37,10 @@ from .arrays import open_other
 from .compressed import CompressedSource
 from .decoded import decoded_source
 from .hdf5 import dimensions
+from .held import HeldSource
 from .metadata import explained, open_array
 from .npy import Npy
 from .raw import RawSource
-from .sharded import ShardedSource
 from .sizes import sized
 from .source import Opened, Snapshot, Source
 
@@ -181,7 +181,13 @@ def _stored(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, stored:
         snapshot = Snapshot(_description(metadata), stamps, lambda: stored.stamps(outer.grid))
     elif array.shards is None:
         return _opened(decoded_source(name, array, replace(s, traits=place.traits, estimated=True)))
-    s = replace(s, traits=replace(place.traits, asynchronous=False))  # its latency is known now
+    traits = replace(place.traits, asynchronous=False)  # its latency is known now
+    # A file that is packed is unpacked from its beginning on, so it is read as a whole: shards, too.
+    packed = isinstance(place, Archive) and place.packs(stored.pattern)
+    if packed and array.shards:
+        files = replace(outer, traits=traits, stored=sizes)
+        return _opened(HeldSource(name, array, files, stored, metadata, sizes), snapshot)
+    s = replace(s, traits=traits)
     if array.shards:
         inner = inner_chunks(metadata)
         if inner is None:
@@ -213,9 +219,10 @@ def _stored(name: str, array: zarr.Array[Any], s: Matrix, outer: Matrix, stored:
             source.codec = _spelled(name_of, configuration, dtype)
         else:
             whole = set(sizes) <= {0, s.chunk_bytes}
-            source = RawSource(name, dtype, fill, _with_missing(s, sizes), chunks, whole)
+            s = replace(s, whole=True, stored=sizes) if packed else _with_missing(s, sizes)
+            source = RawSource(name, dtype, fill, s, chunks, whole)
     elif inner and isinstance(chunks, Shards):
-        source = ShardedSource(name, array, replace(s, stored=sizes), chunks, inner)
+        source = HeldSource(name, array, replace(s, stored=sizes), chunks, inner.alone, chunks.sizes)
     else:
         folder = place if isinstance(place, Folder) else None
         source = decoded_source(name, array, replace(s, stored=sizes), folder)

@@ -1,9 +1,11 @@
-"""Chunks inside of shards that zarr decodes, each by itself: the index of their shard is not read again.
+"""Chunks that zarr decodes out of memory, each by itself: chunks inside of shards, whose index is not read
+again, and files that are packed in an archive, which are unpacked once.
 
-shard ──► scratch ──► an array of one chunk in memory, which zarr reads ──► slot
+file, or part of a shard ──► scratch ──► an array of one chunk in memory, which zarr reads ──► slot
 """
 
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,23 +16,31 @@ from ...planning.problem import Matrix
 from ...planning.schedule import Piece
 from ...support.buffers import PAGE
 from ..format.bounded import bounded, work_of_zarr
-from ..format.chain import Inner
-from ..format.chunks import Shards
+from ..format.chunks import Chunks
 from ..io.zarr_internals import default_buffer_prototype
 from .decoded import Array, DecodedSource
 from .metadata import array_at
 
 
-class ShardedSource(DecodedSource):
-    """Chunks inside of shards that zarr decodes: of foreign byte order, of several codecs, or of codecs
-    unknown here."""
+class HeldSource(DecodedSource):
+    """Chunks that zarr decodes out of memory."""
 
-    def __init__(self, name: str, array: zarr.Array[Any], matrix: Matrix, chunks: Shards, inner: Inner):
+    def __init__(
+        self,
+        name: str,
+        array: zarr.Array[Any],
+        matrix: Matrix,
+        chunks: Chunks,
+        metadata: Any,
+        sizes: Iterable[int],
+    ):
+        """`metadata`: those of an array whose files are what `chunks` holds of each chunk. `sizes`: bytes of
+        these."""
         decodes, encodes = work_of_zarr(array.metadata)
         super().__init__(name, array, replace(matrix, decodes=decodes, encodes=encodes), None)
         self._chunks, self._here = chunks, threading.local()
-        self._described, self._most = bounded(inner.alone)
-        self._room = min(max(chunks.sizes, default=0), self._most) + 2 * PAGE
+        self._described, self._most = bounded(metadata)
+        self._room = min(max(sizes, default=0), self._most) + 2 * PAGE
 
     def _decoded(self, piece: Piece, part: tuple[slice, slice]) -> tuple[Array, int]:
         (i, j), (held, array) = piece.chunk, self._alone()
@@ -38,7 +48,7 @@ class ShardedSource(DecodedSource):
         if data is None:
             self._missing(piece, self._key(piece))  # of nothing zarr makes the fill value
         else:
-            key = self._described.encode_chunk_key((i, j))
+            key = self._described.encode_chunk_key((j, i) if self._fortran else (i, j))
             held[key] = default_buffer_prototype().buffer.from_array_like(data)
         try:
             found: Any = self._answers.of(array.async_array.getitem(part))
@@ -61,5 +71,5 @@ class ShardedSource(DecodedSource):
         super().cancel()
 
     def _key(self, piece: Piece) -> str:
-        """Returns the key of the shard."""
+        """Returns the key of the file that holds the chunk."""
         return self._chunks.key(*piece.chunk)
