@@ -214,19 +214,19 @@ static int free_place(const Beside* own, const Device* device) {
 
 // Reads the bytes of a task in steps, sends each on, and records the event after those of the last task. A step takes
 // a place of this thread if one is free. Otherwise it takes its own place in the memory of the transfer, or waits where
-// that is not pinned. Several jobs are one step.
+// that is not pinned.
 static int pass_on(Transfer* transfer, const Task* task, Beside* own) {
     const Device* device = &transfer->device;
     const Job* job = task->jobs;
     int64_t unit = job->rows > 1 ? job->nbytes : 1, size = bytes_of(task), step = size;
     if (device->use(device->context)) return NOT_COPIED;
-    int64_t most = step_of(own, device, unit > device->width ? unit : device->width);
-    int fits = most && (task->count == 1 || size <= most);
-    if (fits && size > most) step = most;
+    if (task->count == 1 && size > device->step)
+        step = step_of(own, device, unit > device->width ? unit : device->width);
+    if (!step) step = size;
     for (int64_t at = 0; at < size; at += step) {
         int64_t nbytes = size - at < step ? size - at : step;
         char* memory = task->memory + at;
-        int place = fits ? free_place(own, device) : SENDING;
+        int place = step < size ? free_place(own, device) : SENDING;
         void* event = place < SENDING ? mark(own, device, place) : NULL;
         if (event) own->last[place] = event, memory = own->memory + place * own->nbytes;
         int error =
