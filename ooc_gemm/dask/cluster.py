@@ -80,9 +80,13 @@ class Cluster:
         return self._peaks[1]
 
     def execute(
-        self, sources: Mapping[str, Source], target: Any, progress: Callable[[float], object]
+        self,
+        sources: Mapping[str, Source],
+        target: Any,
+        progress: Callable[[float], object],
+        when_read: Callable[[], object] = lambda: None,
     ) -> list[Block]:
-        """Runs the plan on the workers."""
+        """Runs the plan on the workers, which read until the end."""
         assert self._started, "it is started"
         plan, operation, trace = self._started
         finish = None
@@ -111,6 +115,7 @@ class Cluster:
                 run.forget()
                 self._failure = run.failure
                 self._peaks = max(self._peaks[0], run.peaks[0]), max(self._peaks[1], run.peaks[1])
+        when_read()
         return sorted(run.wrong, key=lambda block: (block.row, block.col))
 
 

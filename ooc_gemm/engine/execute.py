@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from ..planning.plan import Plan
 from ..planning.schedule import Block, Piece
@@ -135,6 +136,7 @@ def execute(
     trace: Trace,
     progress: Callable[[float], object] = lambda fraction: None,
     verify: bool = False,
+    when_read: Callable[[], object] = lambda: None,
 ) -> list[Block]:
     """Run `plan` in a session that was opened for it.
 
@@ -142,6 +144,8 @@ def execute(
     When it returns `ENOUGH`, the block under way is the last: it is finished and written, and StoppedError is
     raised unless all others are, too.
     `verify`: check each block before it is written; blocks that fail are not written but returned.
+    `when_read` is called on another thread when all operands have been read, while the last blocks are made
+    and written.
     """
     slots = session.host_buffers(plan.slots + plan.cache_slots, plan.slot_bytes)
     ring = Ring(slots, _turns(plan))
@@ -205,10 +209,12 @@ def execute(
                     f"the run ended in order after {block.index + 1} of {plan.block_count} blocks; continue "
                     "with resume=True"
                 )
-        freed = readers.submit(_free_what_readers_had, session, slots)
+        free = partial(_free_what_readers_had, session, slots)
+        ends = [readers.submit(work) for work in (free, when_read)]
         for other in blocks:
             other.free()
-        freed.result()
+        for end in ends:
+            end.result()
         return sorted((block for x in blocks for block in x.wrong), key=lambda block: block.index)
     except BaseException:
         for other in blocks:

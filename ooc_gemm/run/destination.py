@@ -1,5 +1,6 @@
 """Opens what C is written to, and the journal of a run that is continued."""
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
-from ..storage.read.source import Opened
 from ..storage.write import consolidated, coordinates, in_memory, opening
 from ..storage.write.journal import Journal
 from ..storage.write.provenance import Finished
@@ -50,8 +50,6 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
     if c is None:
         array = (np.zeros if job.request.triangle else np.empty)(job.output.shape, job.output.dtype)
         yield in_memory.ArrayTarget(array, job.plan.problem.c, job.operation.leaves), array
-        for source in sources.values():
-            source.check_unchanged()
         return
     target = _begun(job, observer)
     try:
@@ -59,9 +57,6 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
             old = sources["c"].snapshot
             target.sink.expect(old.stamps if old else None)
         yield target, None
-        for name, source in sources.items():
-            if name != "c":
-                _check_unchanged(source, target.sink)
         if left := target.sink.commit({"version": __version__, **(job.head or {"options": job.options})}):
             observer.note(left)
     except BaseException as error:
@@ -111,11 +106,23 @@ def _write_coordinates(job: Job, observer: Observer) -> None:
         observer.note(said)
 
 
-def _check_unchanged(source: Opened, sink: Publication) -> None:
-    """Raise StoreError where an input was changed during the run. If it was written to, no run can continue
-    this one, even if the input is put back: chunks may have been made of what it held in between."""
-    try:
-        source.check_unchanged()
-    except InputChangedError:
-        sink.spoil(source.name)
-        raise
+def check_inputs(job: Job, target: Any) -> None:
+    """Raise StoreError where an input was changed while it was read, and put finished chunks in memory into
+    their places. Both take long where there are many chunks, and go on while the last blocks are written.
+
+    target: what `destination` has yielded. If an input was written to, no run can continue this one, even if
+    the input is put back: chunks may have been made of what it held in between."""
+    if target is None:  # C was finished before
+        return
+    sink = target.sink if isinstance(target, Target) else None
+    for name, source in job.sources.items():
+        try:
+            if sink is None or name != "c":
+                source.check_unchanged()
+        except InputChangedError:
+            if sink:
+                sink.spoil(source.name)
+            raise
+    if sink and sink.background:
+        with contextlib.suppress(OSError):  # which the end meets again
+            sink.save()

@@ -29,12 +29,17 @@ class Executor(Protocol):
         """Allocate what the plan needs. C is not touched yet."""
 
     def execute(
-        self, sources: Mapping[str, Source], target: Target, progress: Callable[[float], object]
+        self,
+        sources: Mapping[str, Source],
+        target: Target,
+        progress: Callable[[float], object],
+        when_read: Callable[[], object] = lambda: None,
     ) -> list[Block]:
         """Run the plan that was started. Returns the blocks that failed their check and are not written.
 
         sources: the opened operands, by name. target: the stored C. progress: called with the fraction that
-        is done. A device of this process ends the run where it returns `ENOUGH`.
+        is done. A device of this process ends the run where it returns `ENOUGH`. when_read: called on any
+        thread when all operands have been read.
         """
 
     def close(self) -> None:
@@ -84,13 +89,17 @@ class Local:
         self._running = self.device.open(plan, operation, trace), plan, operation, trace
 
     def execute(
-        self, sources: Mapping[str, Source], target: Target, progress: Callable[[float], object]
+        self,
+        sources: Mapping[str, Source],
+        target: Target,
+        progress: Callable[[float], object],
+        when_read: Callable[[], object] = lambda: None,
     ) -> list[Block]:
         """Runs the plan with the engine's threads. A device takes some milliseconds to free memory of its
         own: that begins at the end, and `close` waits for it."""
         assert self._running, "it is started"
         session, plan, operation, trace = self._running
-        wrong = execute(plan, session, sources, target, trace, progress, operation.verify)
+        wrong = execute(plan, session, sources, target, trace, progress, operation.verify, when_read)
         if plan.budget.device is not None:
             self._closed = in_thread("closing", session.close)
         return wrong

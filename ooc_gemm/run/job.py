@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ..planning.schedule import Block
@@ -24,7 +25,7 @@ from ..support.meter import UNWRITTEN, Meter, event, logs
 from ..support.recording import recorded
 from ..support.trace import EXCHANGE, Trace
 from . import rates_learned
-from .destination import continued, destination
+from .destination import check_inputs, continued, destination
 from .elsewhere import only_here
 from .executor import Executor, Local
 from .finish import Finished as FinishedTarget
@@ -158,10 +159,13 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
         if job.request.finish and target:
             c = plan.problem.c
             stored = FinishedTarget(target, job.request.finish, (c.chunk_rows, c.chunk_cols))
-        if job.works and (wrong := job.executor.execute(readers, stored, progress)):
+        when_read = partial(check_inputs, job, target)
+        if not job.works:
+            when_read()
+        elif wrong := job.executor.execute(readers, stored, progress, when_read):
             observer.note(f"the check of {_spelled(_places(wrong))} of C failed; computed once more")
             _start_again(job, wrong, watch)
-            if wrong := job.executor.execute(readers, stored, progress):
+            if wrong := job.executor.execute(readers, stored, progress, when_read):
                 raise _wrong_again(job, wrong)
     if job.works:
         observer.all_done(plan, watch)
