@@ -186,17 +186,19 @@ static void* mark(Beside* own, const Device* device, int place) {
 static int copy_rows(const Device* device, char* memory, int64_t first, int64_t rows, int to_device) {
     char* here = memory + device->skip;
     size_t width = (size_t)device->width;
-    uint64_t there = device->there + first * device->pitch;
+    uint64_t there = device->there + first * device->pitch, pitch = device->pitch;
+    size_t take = device->take;
+    if (take == width && width == pitch) take = width = pitch = take * rows, rows = 1;  // without gaps
     // The driver takes of each side the address that its type asks for.
     const Copy copy = {.source_type = to_device ? HOST : DEVICE,
                        .source_host = here,
                        .source_device = there,
-                       .source_pitch = to_device ? width : device->pitch,
+                       .source_pitch = to_device ? width : pitch,
                        .target_type = to_device ? DEVICE : HOST,
                        .target_host = here,
                        .target_device = there,
-                       .target_pitch = to_device ? device->pitch : width,
-                       .width = device->take,
+                       .target_pitch = to_device ? pitch : width,
+                       .width = take,
                        .rows = rows};
     return device->copy(&copy, device->stream) ? NOT_COPIED : 0;
 }
