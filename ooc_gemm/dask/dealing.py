@@ -15,7 +15,7 @@ from distributed.comm import CommClosedError
 
 from ..engine.ports import Failure
 from ..planning.schedule import Block
-from ..support.errors import DeviceError
+from ..support.errors import DeviceError, Error
 from ..support.trace import Trace
 from . import workers as alike
 from .on_worker import SECONDS, Report
@@ -160,7 +160,11 @@ class Dealing:
         if future not in self._running:
             return
         task = self._running.pop(future)
-        report = self._result(future)
+        try:
+            report = self._result(future)
+        except Error as error:  # a path, or a limit, may be another one there
+            error.add_note(f"worker {task.addresses[0]} has met this error")
+            raise
         if report is None:
             self._workers.known.pop(task.addresses[0], None)
             task.died()

@@ -519,8 +519,10 @@ def test_a_fault_on_a_worker_ends_the_run_and_it_can_go_on(tmp_path, client):
     broken = tmp_path / "b" / "c" / "3" / "5"
     whole, was = broken.read_bytes(), os.stat(broken)
     broken.write_bytes(bytes(len(whole) - 1))
-    with pytest.raises(StoreError, match=r"b: chunk c/3/5"):
+    with pytest.raises(StoreError, match=r"b: chunk c/3/5") as found:
         ooc_gemm.dask.multiply(*paths, tmp_path / "c", **options)
+    addresses = client.scheduler_info(n_workers=-1)["workers"]
+    assert any(f"worker {address} has" in note for note in found.value.__notes__ for address in addresses)
     assert unfinished.is_partial(Folder(tmp_path / "c"))
     assert list((tmp_path / "c").glob(share.RUN + "*")) == []
     broken.write_bytes(whole)
