@@ -11,6 +11,9 @@ from .machine import Budget
 from .panels import Panels
 from .problem import MiB, Problem
 
+VARIES = 16
+"""What pieces of lazy arrays take in a trial is this part of it more at most than in the trial before."""
+
 
 def refusal(p: Problem, budget: Budget) -> BudgetError:
     """Return the error that says which limit is too small, and names the smallest that would do."""
@@ -42,7 +45,7 @@ def refusal(p: Problem, budget: Budget) -> BudgetError:
             "give larger chunks=(M, N))"
         )
     least = min(host for host, device in needs if budget.device is None or device <= budget.device)
-    least = budget.enough(least)
+    least = budget.enough(least + max(p.a.apart, p.b.apart) // VARIES)
     return BudgetError(
         f"a memory limit of {budget.host} bytes is too small for this product{why}; "
         f"the smallest that would do is {least} bytes ({ceil_div(least, MiB)}MiB)",

@@ -10,11 +10,12 @@ import numpy as np
 
 from ..storage.io.requests import side_by_side
 from ..storage.read import addresses
+from ..storage.read.arrays import tried
 from ..storage.read.inputs import open_input
 from ..storage.read.source import Opened
 from ..storage.read.table import as_table, tabled
 from ..storage.write import checks, reopen
-from ..support.errors import InputError
+from ..support.errors import BudgetError, InputError
 from .labels import product_names
 from .settle import Settled
 from .transforms import Wanted, element_types, real_type, wanted_of
@@ -42,6 +43,9 @@ class Inputs:
     """What happens to the elements of `a` and `b` before they are multiplied."""
     standardized: bool = False
     """Whether elements are standardized in their panels."""
+    refused: BudgetError | None = None
+    """Why no piece of a lazy array was made to see what that takes; None where there was no such reason. Then
+    more memory is counted than it may take."""
 
     @property
     def types(self) -> tuple[np.dtype[Any], np.dtype[Any]]:
@@ -83,11 +87,12 @@ def open_inputs(request: Settled, begun: Any, continues: bool) -> Inputs:
             f"the inner dimensions of A and B differ: op({a.name}) is {m}×{k} and "
             f"op({b.name}) is {k_b}×{n}; transpose one of them or choose other arrays"
         )
-    a = a.measured(request.memory_limit)
+    a, refused = tried(a, request.memory_limit)
     if request.a.array is request.b.array:
         b = replace(b, matrix=replace(b.matrix, apart=a.matrix.apart))
     else:
-        b = b.measured(request.memory_limit)
+        b, also = tried(b, request.memory_limit)
+        refused = refused or also
     wanted = wanted_of((request.a, request.b), (a, b))
     a, b = (
         replace(one, undecoded="") if operand.decode_cf else one
@@ -95,11 +100,12 @@ def open_inputs(request: Settled, begun: Any, continues: bool) -> Inputs:
     )
     if request.beta == 0:
         there = request.c if request.fills and not continues else begun
-        return Inputs(a, b, None, there, wanted, request.standardizer is not None)
+        return Inputs(a, b, None, there, wanted, request.standardizer is not None, refused)
     if not continues and request.c is not None:
         begun = reopen.open_existing(request.c)
         checks.check_output(request.c, _arrays(request), request.force, reads=True)
-    return Inputs(a, b, None if begun is None else _open_old(request, begun, (m, n)), begun, wanted)
+    old = None if begun is None else _open_old(request, begun, (m, n))
+    return Inputs(a, b, old, begun, wanted, refused=refused)
 
 
 def _check_there(request: Settled) -> None:

@@ -111,7 +111,7 @@ def prepare(
         planned = planner.plan(chosen)
     for one in inputs.wanted.values():
         one.check_memory(settled.memory_limit, refusals)
-    refusals.end()
+    refusals.end(inputs.refused)
     plan = planned.plan
     check_client(request, plan)
     plan, copies = layouts.rechunk(plan) if settled.rechunk else (layouts.advise(plan), ())

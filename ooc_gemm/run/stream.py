@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Condition
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from ..planning.problem import MiB
 from ..planning.schedule import Piece, cut
 from ..planning.stream_plan import Cut
 from ..storage.io.requests import CONNECTION_BYTES, requests
-from ..storage.read.arrays import untried
+from ..storage.read.arrays import tried
 from ..storage.read.source import Opened
 from ..support.buffers import PAGE, Bytes, page_aligned
 from ..support.errors import BudgetError
@@ -101,13 +101,7 @@ class _Pass:
     """The common part of passes: threads, their memory, and the order in which results are added."""
 
     def __init__(self, opened: Opened, limit: int, purpose: str, threads: int):
-        self.opened, self._untried = opened, None
-        try:
-            self.opened = opened if opened.matrix.apart else opened.measured(limit)
-        except BudgetError as error:  # before the trial: a limit that is named has to do for the pass, too
-            self._untried = error
-            apart = untried(opened.matrix.chunk_bytes)
-            self.opened = replace(opened, matrix=replace(opened.matrix, apart=apart))
+        self.opened, self._untried = (opened, None) if opened.matrix.apart else tried(opened, limit)
         self.bytes_read = 0
         """Bytes moved from the store by all passes."""
         self._trace = Trace()

@@ -20,6 +20,7 @@ from ..run.rows import RowWriter, check_rows, memory, write_rows
 from ..run.scalars import whole
 from ..run.stream import Array, Needs, Pieces, Range
 from ..storage.io.zarr_internals import refuse_event_loop
+from ..storage.read.arrays import tried
 from ..storage.read.source import Opened
 from ..support.errors import BudgetError, InputError
 from ..support.memory import parse_size
@@ -200,7 +201,7 @@ class Decomposition:
         first; its size, what is centred, and whether it is the transpose. Raises BudgetError."""
         (m, n), k = self.shape, self._wanted
         itemsize, failed = self._dtype.itemsize, []
-        opened = self._opened.measured(self._limits[0])
+        opened, refused = tried(self._opened, self._limits[0])
         for flipped in (m < n, m >= n):
             if flipped:
                 # Both kinds of vectors are held, and copies in float64 of those that are projected.
@@ -211,7 +212,10 @@ class Decomposition:
             centre: Centre = None if not self._centred else "rows" if flipped else "columns"
             matrix = self._turned(opened) if flipped else opened
             try:
-                return self._multiplying(matrix, size, centre, extra, flipped), size, centre, flipped
+                found = self._multiplying(matrix, size, centre, extra, flipped)
+                if refused:
+                    raise refused
+                return found, size, centre, flipped
             except BudgetError as error:
                 failed.append(error)
         raise min(failed, key=lambda error: error.minimum_memory_limit or 0)

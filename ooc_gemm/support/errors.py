@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from .intervals import ceil_div
 from .redact import redacted
 
 
@@ -39,10 +40,13 @@ class BudgetError(Error, MemoryError):
         message: str,
         minimum_memory_limit: int | None = None,
         minimum_device_memory_limit: int | None = None,
+        reason: str = "",
     ):
         super().__init__(message)
         self.minimum_memory_limit = minimum_memory_limit
         self.minimum_device_memory_limit = minimum_device_memory_limit
+        self.reason = reason
+        """The message without the limit that would do, where that one is not all that must fit."""
 
 
 class Refusals:
@@ -59,10 +63,16 @@ class Refusals:
         except BudgetError as error:
             self._found.append(error)
 
-    def end(self) -> None:
-        """Raise the BudgetError with the largest limit, where there is any."""
-        if self._found:
-            raise max(self._found, key=lambda error: error.minimum_memory_limit or 0)
+    def end(self, before: BudgetError | None = None) -> None:
+        """Raise the BudgetError with the largest limit, where there is any. `before`: one because of which
+        more was counted for the others than may be needed."""
+        every = [*self._found, *([before] if before else ())]
+        found = max(every, key=lambda error: error.minimum_memory_limit or 0, default=None)
+        if before and found and found is not before and (least := found.minimum_memory_limit):
+            said = f"{before.reason}; {least} bytes ({ceil_div(least, 1 << 20)}MiB) will do, and less may"
+            raise BudgetError(said, least)
+        if found:
+            raise found
 
 
 class StoreError(Error, OSError):

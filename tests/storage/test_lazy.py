@@ -142,7 +142,23 @@ def test_a_chunk_that_cannot_fit_the_limit_is_not_made():
     with pytest.raises(BudgetError, match="A: a chunk of it takes 4294967296 bytes") as raised:
         plan(lazy, lazy, memory_limit="1GiB", device="cpu")
     assert lazy.calls == 0
-    assert raised.value.minimum_memory_limit == 2 << 32  # what the process holds counts as nothing in tests
+    least = raised.value.minimum_memory_limit
+    assert least >= 2 << 32
+    assert plan(lazy, lazy, memory_limit=least, device="cpu").host_bytes <= least
+
+
+@pytest.mark.parametrize("chunks", [(7, 9), (50, 5), (50, 40)])
+def test_the_limit_that_a_refusal_names_is_enough(chunks):
+    """Also before any piece was made."""
+    values = np.broadcast_to(np.float32(2), (4000, 3000))
+    lazy = Lazy(values, chunks=(80 * chunks[0], 75 * chunks[1]))
+    with pytest.raises(
+        BudgetError, match=r"A: a chunk of it takes [0-9]+ bytes, .* will do, and less may"
+    ) as raised:
+        plan(lazy, lazy, transpose_b=True, memory_limit="1MiB", device="cpu")
+    assert lazy.calls == 0
+    least = raised.value.minimum_memory_limit
+    assert plan(lazy, lazy, transpose_b=True, memory_limit=least, device="cpu").host_bytes <= least
 
 
 def test_a_lazy_input_that_multiplies_itself_does_not_wait_for_itself():

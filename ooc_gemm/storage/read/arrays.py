@@ -49,6 +49,16 @@ def untried(chunk_bytes: int) -> int:
     return int(MARGIN * UNMEASURED * chunk_bytes) + CACHES
 
 
+def tried(opened: Opened, limit: int) -> tuple[Opened, BudgetError | None]:
+    """Return an array with the memory that reading takes within a memory limit of so many bytes. Where a
+    trial is refused, that is what it is assumed to take, and the second value is the refusal: the limit that
+    it names need not do for what else a run holds."""
+    try:
+        return opened.measured(limit), None
+    except BudgetError as error:
+        return replace(opened, matrix=replace(opened.matrix, apart=untried(opened.matrix.chunk_bytes))), error
+
+
 def open_other(name: str, array: Any, under: Any = None) -> Opened:
     """Open an array that is not a Zarr array. `name`: how messages call it. under: the array that it is
     computed from, where that is known. Raises InputError where its extents are not known."""
@@ -114,11 +124,14 @@ class LazySource(Source):
             return 0
         least = memory.resident_bytes() + 2 * unit
         if limit < least:
-            raise BudgetError(
+            reason = (
                 f"a memory limit of {limit} bytes is too small for {self.name}: a chunk of it takes {unit} "
-                f"bytes, twice while it is made; the smallest that may do is {least} bytes "
-                f"({ceil_div(least, MiB)}MiB)",
+                "bytes, twice while it is made"
+            )
+            raise BudgetError(
+                f"{reason}; the smallest that may do is {least} bytes ({ceil_div(least, MiB)}MiB)",
                 minimum_memory_limit=least,
+                reason=reason,
             )
         give_back()
         if isinstance(self._under, np.ndarray) and mapped.releasable(self._under) is None:
