@@ -151,4 +151,4 @@ class RawSource(Source):
             raise StoreError(
                 f"{self.name}: chunk {key} cannot be read: {error.strerror or error}; {what}"
             ) from error
-        return place[:, cols], place.nbytes
+        return place[:, cols], size if s.whole else place.nbytes
