@@ -33,10 +33,10 @@
 // Macros, all set by ooc_gemm/cuda_kernels: SOURCE (double or float), the type of the elements of A, B and C;
 // GUARDED: a last argument says whether to run at all, for a launch whose need shows on the device; BM, BN, BK, WM,
 // WN, STAGES; FOLD: steps whose sum is added to that of all without a rounding error (TwoSum: Knuth, The Art of
-// Computer Programming, volume 2, 4.2.2, theorem B), or 0 for one ordinary sum; K_STEP: k of one instruction, 4, 8 or 16 (on less than sm_90, 4 is
-// all there is); RESIDENT: blocks on a multiprocessor at once; GROUP: tiles walked down before going right, so that
-// those that run together cover a piece of C that is about square and share their reads in L2; TRANS_A: A is stored
-// k×m; TRANS_B: B is stored n×k.
+// Computer Programming, volume 2, 4.2.2, theorem B), or 0 for one ordinary sum; K_STEP: k of one instruction, 4, 8
+// or 16 (on less than sm_90, 4 is all there is); RESIDENT: blocks on a multiprocessor at once; GROUP: tiles walked
+// down before going right, so that those that run together cover a piece of C that is about square and share their
+// reads in L2; TRANS_A: A is stored k×m; TRANS_B: B is stored n×k.
 
 #include "common/async_copy.cuh"
 #include "common/tile_order.cuh"
