@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ..devices.cpu.device import INTERPRETER_BYTES
 from ..planning.problem import MiB
+from ..planning.refusal import VARIES
 from ..planning.schedule import Piece, cut
 from ..planning.stream_plan import Cut
 from ..storage.io.requests import CONNECTION_BYTES, requests
@@ -116,9 +117,10 @@ class _Pass:
     def _threads(self, fixed: int, each: int) -> int:
         """Return how many threads fit, each with so many bytes. Raises BudgetError where none does."""
         least = baseline_bytes(INTERPRETER_BYTES) + fixed + self.opened.matrix.apart + each
-        if self._untried:
-            least = max(least, self._untried.minimum_memory_limit or 0)
         if self._limit < least or self._untried:
+            if self._untried:
+                least = max(least, self._untried.minimum_memory_limit or 0)
+            least += self.opened.matrix.apart // VARIES
             raise BudgetError(
                 f"a memory limit of {self._limit} bytes is too small to {self._purpose} {self.opened.name}; "
                 f"the smallest that would do is {least} bytes ({ceil_div(least, MiB)}MiB)",

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ..engine.check import HOEFFDING, Rounding, compare, least, norms, roundoff
 from ..storage.io.zarr_internals import refuse_event_loop
+from ..support.errors import Refusals
 from ..support.memory import memory_limit_of
 from ..support.meter import Meter
 from .claim import Claim, open_claim
@@ -164,10 +165,11 @@ class _Passes:
         vectors += 8 * (2 * m + 4 * n + 3 * k)
         # A piece, twice in the wide type: itself and its squares.
         needs = Needs(fixed=vectors, element=2 * 16)
-        self._operands = claim.operands
-        self._pieces = {
-            name: Pieces(opened, limit, "check", needs) for name, (opened, _) in self._operands.items()
-        }
+        self._operands, self._pieces, refusals = claim.operands, dict[str, Pieces](), Refusals()
+        for name, (opened, _) in self._operands.items():
+            with refusals.noted():
+                self._pieces[name] = Pieces(opened, limit, "check", needs)
+        refusals.end()
         self._sizes = {
             name: opened.matrix.rows * opened.matrix.cols * opened.matrix.itemsize
             for name, (opened, _) in self._operands.items()

@@ -206,3 +206,11 @@ def test_a_store_in_memory_is_no_lazy_input():
     result = multiply(array, B, device="cpu")
     assert result.plan.ledger["lazy inputs"] == 0
     assert np.array_equal(result.array, A @ B)
+
+
+def test_the_limit_that_verify_names_does_for_all_operands():
+    lazy = Lazy(np.ones((4000, 600)), chunks=(1000, 600))
+    arrays = lazy, np.ones((600, 2)), np.full((4000, 2), 600.0)
+    with pytest.raises(BudgetError) as raised:
+        verify(*arrays, memory_limit="1MiB")
+    assert verify(*arrays, memory_limit=raised.value.minimum_memory_limit).ok
