@@ -268,6 +268,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: "server" not in getattr(item, "fixturenames", ()))
 
 
+def pytest_runtest_setup(item):
+    beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)) > 1
+    if beside and item.get_closest_marker("alone") and not gpu_missing():
+        pytest.skip("it fills or counts all memory of the GPU; run it alone, with -n 0 -m alone")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
     """One process more than this one may use cores, as tests also wait for disks and for other processes; one

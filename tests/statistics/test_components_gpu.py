@@ -339,6 +339,7 @@ print(p.peak_host_bytes, p.peak_device_bytes)
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("shape", [(200_000, 1000), (1000, 200_000)])
 @pytest.mark.parametrize("limits", [(1 << 30, 1 << 30), (2 << 30, 900 << 20)])
 def test_the_process_keeps_within_its_limits(tmp_path, shape, limits):

@@ -187,6 +187,7 @@ def cupy():
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_failing_runs_give_gpu_memory_back(here, cupy):
     from ooc_gemm.devices.cuda.device import CUDA
     from ooc_gemm.devices.cuda.session import CUDASession
@@ -210,6 +211,7 @@ def test_failing_runs_give_gpu_memory_back(here, cupy):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_events_of_many_pieces_do_not_pile_up(here, cupy, monkeypatch):
     from ooc_gemm.devices.cuda import timing
     from ooc_gemm.devices.cuda.device import CUDA
@@ -234,6 +236,7 @@ def test_events_of_many_pieces_do_not_pile_up(here, cupy, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_a_gpu_whose_memory_somebody_takes(here, cupy):
     from ooc_gemm.devices.cuda.device import CUDA
 
@@ -262,6 +265,7 @@ def test_a_gpu_whose_memory_somebody_takes(here, cupy):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_a_gpu_without_any_memory(here, cupy):
     from ooc_gemm.devices.cuda.device import CUDA
 
@@ -276,6 +280,7 @@ def test_a_gpu_without_any_memory(here, cupy):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_a_gpu_without_memory_for_a_context(here, cupy):
     taken, size = [], 1 << 30
     while size >= MiB:  # all there is
@@ -291,6 +296,7 @@ def test_a_gpu_without_memory_for_a_context(here, cupy):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_a_kernel_that_fails_on_the_gpu(here, cupy):
     """The context is lost with it: in a process of its own."""
     text = """
