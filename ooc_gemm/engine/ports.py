@@ -74,6 +74,13 @@ class Arithmetic:
     """What is chosen where the memory holds no such panels."""
     checked_in: np.dtype[Any] | None = None
     """Type in which checks of blocks of integers add up, where it is another one than the block's."""
+    in_place: bool = True
+    """Whether complex panels are embedded or conjugated where they lie."""
+
+    @property
+    def keeps_a(self) -> bool:
+        """Whether a panel of op(A) can be multiplied again: bounds of those of int64 are taken once."""
+        return self.panel != np.int64 and not (self.panel.kind == "c" and self.in_place)
 
     @property
     def panels(self) -> tuple[np.dtype[Any], np.dtype[Any]]:

@@ -106,7 +106,7 @@ def _write_coordinates(job: Job, observer: Observer) -> None:
         observer.note(said)
 
 
-def check_inputs(job: Job, target: Any) -> None:
+def after_reading(job: Job, target: Any) -> None:
     """Raise StoreError where an input was changed while it was read, and put finished chunks in memory into
     their places. Both take long where there are many chunks, and go on while the last blocks are written.
 

@@ -25,7 +25,7 @@ from ..support.meter import UNWRITTEN, Meter, event, logs
 from ..support.recording import recorded
 from ..support.trace import EXCHANGE, Trace
 from . import rates_learned
-from .destination import check_inputs, continued, destination
+from .destination import after_reading, continued, destination
 from .elsewhere import only_here
 from .executor import Executor, Local
 from .finish import Finished as FinishedTarget
@@ -159,7 +159,7 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
         if job.request.finish and target:
             c = plan.problem.c
             stored = FinishedTarget(target, job.request.finish, (c.chunk_rows, c.chunk_cols))
-        when_read = partial(check_inputs, job, target)
+        when_read = partial(after_reading, job, target)
         if not job.works:
             when_read()
         elif wrong := job.executor.execute(readers, stored, progress, when_read):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.ports import Arithmetic, Limits, Operation
+from ..engine.ports import Limits, Operation
 from ..engine.reduction import record_bytes, score_type
 from ..planning import layouts
 from ..planning.chunk_set import ChunkSet
@@ -278,15 +278,9 @@ def _problem(
         ),
         row_bytes=request.reduced.row_bytes if request.reduced else 0,
         whole=request.standardizer is not None,
-        keeps_a=_keeps_a(arithmetic) and not chosen.may_wrap,
+        keeps_a=arithmetic.keeps_a and not chosen.may_wrap,
         least=arithmetic.least,
     )
-
-
-def _keeps_a(arithmetic: Arithmetic) -> bool:
-    """Whether products leave panels of op(A) as they are. Other kernels than `ozaki2` embed or conjugate
-    complex ones where they lie."""
-    return arithmetic.panel != np.int64 and (arithmetic.panel.kind != "c" or arithmetic.kernel == "ozaki2")
 
 
 def _reduced(problem: Problem, request: Settled, chosen: Chosen, limits: Limits) -> Problem:

@@ -213,11 +213,12 @@ class Decomposition:
             matrix = self._turned(opened) if flipped else opened
             try:
                 found = self._multiplying(matrix, size, centre, extra, flipped)
-                if refused:
-                    raise refused
-                return found, size, centre, flipped
             except BudgetError as error:
                 failed.append(error)
+                continue
+            if refused is None:
+                return found, size, centre, flipped
+            failed.append(refused)
         raise min(failed, key=lambda error: error.minimum_memory_limit or 0)
 
     def _multiplying(

@@ -228,7 +228,7 @@ def _ozaki(case: Case, why: str) -> Arithmetic | None:
     planes = ozaki.planes(panels[0].name, panels[1].name, case.shape[2])
     return Arithmetic(
         "ozaki2", panels[0], block, why=why, pitch=16, turns=True, scratch=(planes, planes),
-        least=(least, ozaki.PAYS_DEEP), **more,
+        least=(least, ozaki.PAYS_DEEP), in_place=False, **more,
     )  # fmt: skip
 
 

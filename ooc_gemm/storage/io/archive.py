@@ -1,6 +1,7 @@
 """Files in a zip archive, for reading. One that is stored as it is lies in one piece of the archive, which
 any thread reads; another one is unpacked from its beginning on."""
 
+import itertools
 import os
 import re
 import zipfile
@@ -42,17 +43,19 @@ class Archive:
     def listed(self, pattern: str) -> Iterator[tuple[Sequence[str], Stamps]]:
         """The sizes are those of unpacked files, and the times those of the archive. Raises OSError."""
         found = os.stat(self._path)
-        time, number, some = found.st_mtime_ns, identity(found), self._matching(pattern)
+        time, number, wanted = found.st_mtime_ns, identity(found), self._names(pattern)
+        some = [entry for entry in self._archive.infolist() if wanted.fullmatch(entry.filename)]
         stamps = np.array([(entry.file_size, time, number) for entry in some], np.int64)
         yield [entry.filename[len(self._prefix) :] for entry in some], stamps.reshape(-1, 3)
 
     def packs(self, pattern: str) -> bool:
         """Whether some of the files that match a pattern must be unpacked."""
-        return any(not _as_it_is(entry) for entry in self._matching(pattern))
+        wanted, packed = self._names(pattern), itertools.filterfalse(_as_it_is, self._archive.infolist())
+        return any(wanted.fullmatch(entry.filename) for entry in packed)
 
-    def _matching(self, pattern: str) -> list[zipfile.ZipInfo]:
-        wanted = re.compile(re.escape(self._prefix) + numbers(pattern).pattern)
-        return [entry for entry in self._archive.infolist() if wanted.fullmatch(entry.filename)]
+    def _names(self, pattern: str) -> re.Pattern[str]:
+        """Return the regular expression for names in the archive of files that match a pattern."""
+        return re.compile(re.escape(self._prefix) + numbers(pattern).pattern)
 
     def open(self, key: str, direct: bool = True) -> Readable:
         """Raises OSError, also for what zipfile cannot unpack."""
