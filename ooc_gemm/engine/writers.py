@@ -91,10 +91,16 @@ def write(
     from the device, which is faster, and the others to the store. What the session and the target can bring
     from the device to the store by themselves takes no slot.
     """
+    was_noted = False
     coming: deque[tuple[Bytes | Inward, list[Part], Event]] = deque()
     going: deque[tuple[Bytes | Inward, list[Part], Callable[[], int]]] = deque()
     again: deque[Part] = deque()
-    """Parts that could not be brought, which go through slots."""
+    """Parts that could not be brought, which go through slots. What does not fit of them was noted."""
+
+    def note_lost(some: list[Part]) -> None:
+        for part in some:
+            if (lost := session.lost(block, part, c)).elements:
+                target.note_lost(*lost)
 
     def give_back(source: Bytes | Inward) -> None:
         if not isinstance(source, Inward):
@@ -108,10 +114,11 @@ def write(
             give_back(source)
         elif isinstance(source, Inward):
             assert target.bring
+            note_lost(some)
             going.append((source, some, target.bring(some, source)))
         else:
-            if (lost := session.lost(block, some[0], c)).elements:
-                target.note_lost(*lost)
+            if not was_noted:
+                note_lost(some)
             going.append((source, some, target.start(some[0], source)))
 
     def end() -> None:
@@ -135,12 +142,14 @@ def write(
             end()
 
     def in_turn() -> Iterator[tuple[list[Part], Inward | None]]:
+        nonlocal was_noted
         for some in beside(parts, TOGETHER if target.bring and session.brings else 1):
             if inward := session.inward(block, some, c) if target.bring else None:
                 yield some, inward
             else:
                 yield from (([part], None) for part in some)
         finish()
+        was_noted = True
         while again:
             yield [again.popleft()], None
 

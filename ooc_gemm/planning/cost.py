@@ -132,7 +132,8 @@ class CostModel:
             "upload": self._uploaded_bytes(x, reads) / rates.upload,
             "compute": self._compute_seconds(x),
             "download": downloaded_bytes(p) / rates.download,
-            "write": written * c.itemsize / rates.write * sharing + self._handed(parts) * rates.piece_seconds,
+            "write": written * c.itemsize / rates.write * sharing
+            + self._handed(x, parts) * rates.piece_seconds,
         }
         if x.team != ALONE:
             stages["exchange"] = sum(
@@ -153,11 +154,12 @@ class CostModel:
             return Estimate(stages, alone, turns / tasks, turns * TASK_SECONDS)
         return Estimate(stages, alone, ceil_div(tasks, workers) / tasks, self._adding_seconds(tasks))
 
-    def _handed(self, parts: int) -> int:
+    def _handed(self, x: Candidate, parts: int) -> int:
         """Return how often the interpreter is needed for so many parts of C: some of those that go from a
         device to files in memory by themselves are handed on together."""
         p, step = self._problem, self._budget.step
-        brought = step and not (p.c.whole or p.symmetric or p.narrowed or p.found_bytes)
+        mirrors = p.symmetric and (x.bm < p.m or len(self._budget.weights) > 1)
+        brought = step and not (p.c.whole or mirrors or p.found_bytes)
         return ceil_div(parts, TOGETHER) if brought else parts
 
     def least(self, x: Candidate) -> float:

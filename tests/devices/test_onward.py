@@ -253,18 +253,54 @@ def test_c_comes_from_several_devices(memory, monkeypatch):
 def test_c_that_is_stored_otherwise(memory, options):
     _, right = product(memory, **options)
     assert right
-    assert bool(cupy_on_cpu.brought) == (options == {"out_dtype": "float64"})
+    assert bool(cupy_on_cpu.brought) == ("out_dtype" in options)
 
 
-def test_gram_and_what_is_finished_on_the_host(memory):
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("devices", [1, 3])
+def test_what_a_narrower_type_does_not_hold_is_counted_once(memory, monkeypatch, fails, devices):
+    """Also where parts are first brought in vain."""
+    cupy_on_cpu.install(monkeypatch, devices=devices)
+    if fails:
+        real = files.background.Transfer.end
+        monkeypatch.setattr(
+            files.background.Transfer, "end", lambda self: real(self) and self._kept[0] is not None
+        )
+    a = RNG.integers(-9, 9, (500, 300)).astype("f4")
+    a[::7] *= 1000
+    make(memory / "a", a, compressors=None, chunks=(50, 50))
+    found = ooc_gemm.multiply(
+        str(memory / "a"), str(memory / "a"), str(memory / "c"), transpose_b=True, kernel="cublas",
+        device="cuda:0,1,2" if devices > 1 else "cuda", compressor="none", chunks=(100, 80),
+        out_dtype="float16", notice=lambda text: None,
+    )  # fmt: skip
+    with np.errstate(over="ignore"):
+        want = (a @ a.T).astype("f2")
+    assert np.array_equal(zarr.open_array(memory / "c")[:], want)
+    assert found.overflowed == np.isinf(want).sum() > 0
+    assert cupy_on_cpu.brought
+
+
+@pytest.mark.parametrize("height", [300, 200])
+def test_gram_and_what_is_finished_on_the_host(memory, monkeypatch, height):
+    """C in one block has nothing that must be transposed."""
     a = RNG.integers(-9, 9, (300, 500)).astype("f4")
     make(memory / "a", a, compressors=None, chunks=(50, 50))
+    real = prepare.make_plan
+
+    def make_plan(problem, budget, rates):
+        plan = real(problem, budget, rates)
+        c, ring = outputs(problem)[0], rings(budget)[0]
+        x = Candidate(c, height, height, plan.k_panels, plan.c_buffers, ring)
+        return search.finish(problem, budget, rates, x)
+
+    monkeypatch.setattr(prepare, "make_plan", make_plan)
     options = {"device": "cuda", "kernel": "cublas", "compressor": "none", "chunks": (100, 100)}
-    for triangle in (None, "lower"):
+    for triangle in ("lower", None):
         ooc_gemm.gram(str(memory / "a"), str(memory / "c"), triangle=triangle, force=True, **options)
         want = np.tril(a @ a.T) if triangle else a @ a.T
         assert np.array_equal(zarr.open_array(memory / "c")[:], want)
-    assert not cupy_on_cpu.brought
+        assert bool(cupy_on_cpu.brought) == (triangle is None and height == 300)
 
 
 @pytest.mark.parametrize("what", ["use", "copy", "record", "make", "pin", "write"])

@@ -132,7 +132,10 @@ class CUDASession(HostMemory):
         self._waits_for_writes = plan.c_buffers == 1
         c = plan.problem.c
         self._step = plan.budget.step
-        self._symmetric, self._chunk = plan.problem.symmetric, (c.chunk_rows, c.chunk_cols)
+        self._chunk = c.chunk_rows, c.chunk_cols
+        shared = len(plan.budget.weights) > 1  # then above the diagonal of a block, too
+        self._mirrors = plan.problem.symmetric and (shared or not all(one.diagonal for one in plan.blocks()))
+        """Whether some parts of C are transposed before they leave."""
         self._early, self._finished = {}, {}
         if operation.verify:
             self._checks = Checks(
@@ -445,8 +448,8 @@ class CUDASession(HostMemory):
 
     @property
     def brings(self) -> bool:
-        """Whether parts are neither found nor counted nor transposed on the device, and there are places."""
-        return bool(self._samples) and not (self._reducer or self._narrowing or self._symmetric)
+        """Whether parts are neither found nor transposed on the device, and there are places."""
+        return bool(self._samples) and not (self._reducer or self._mirrors)
 
     def inward(self, block: Block, parts: Sequence[Part], c: int) -> Inward | None:
         """Returns the place of whole chunks."""
