@@ -99,16 +99,17 @@ static void* user(void* number) {
 static long rename_all(void) {
     enum { MANY = 7, MOST = 64 };
     static int64_t numbers[NUMBERS * MANY];
-    static char names[256 * MANY], pairs[MOST * 2 * 4096];
-    int64_t used, count, all = 0;
+    static int64_t names[IN_NAME * MANY];
+    static char pairs[MOST * 2 * 4096];
+    int64_t count, all = 0;
     size_t end = 0;
     void* const opened = listing_open(folder);
-    while ((count = listing_next(opened, MANY, numbers, names, &used)) > 0) {
-        const char* name = names;
-        for (int64_t i = 0; i < count && all < MOST; i++, all++, name += strlen(name) + 1) {
+    while ((count = listing_next(opened, MANY, "*", numbers, names)) > 0) {
+        for (int64_t i = 0; i < count && all < MOST; i++, all++) {
             if (numbers[NUMBERS * i] < 0) return -1;
-            end += (size_t)sprintf(pairs + end, "%s/%s", folder, name) + 1;
-            end += (size_t)sprintf(pairs + end, "%s/%s.new", folder, name) + 1;
+            const long name = (long)names[IN_NAME * i];
+            end += (size_t)sprintf(pairs + end, "%s/%ld", folder, name) + 1;
+            end += (size_t)sprintf(pairs + end, "%s/%ld.new", folder, name) + 1;
         }
     }
     listing_close(opened);

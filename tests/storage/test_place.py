@@ -62,16 +62,28 @@ def test_files_are_read_in_parts(place):
 def test_files_are_listed_by_pattern(place, monkeypatch, library):
     if not library:
         monkeypatch.setattr(listing, "_library", None)
-    keys = ("c/1/2", "c/1/2.pending", "c/10/3", "c/x/3", "zarr.json", "0.1", "c/d/4/5")
+    keys = (
+        "c/1/2",
+        "c/1/02",
+        "c/01/2",
+        "c/1/-3",
+        "c/1/9" + "0" * 18,
+        "c/1/2.pending",
+        "c/10/3",
+        "c/x/3",
+        "zarr.json",
+        "0.1",
+        "c/d/4/5",
+    )
     for key in keys:
         os.makedirs(Path(place.root if isinstance(place, Folder) else ".", key).parent, exist_ok=True)
         place.put(key, key.encode())
 
     def listed(pattern):
         found = [
-            (key, tuple(stamp))
-            for keys, some in place.listed(pattern)
-            for key, stamp in zip(keys, some.tolist(), strict=True)
+            (pattern.replace("*", "{}").format(*numbers), tuple(stamp))
+            for places, some in place.listed(pattern)
+            for numbers, stamp in zip(places.tolist(), some.tolist(), strict=True)
         ]
         assert len(dict(found)) == len(found)
         return dict(found)
@@ -93,15 +105,35 @@ def test_files_are_listed_by_pattern(place, monkeypatch, library):
 def test_many_files_of_a_folder_are_listed(tmp_path, monkeypatch, library):
     if not library:
         monkeypatch.setattr(listing, "_library", None)
-    count = 2 * folder.MANY + 5
+    count = 2 * listing._FILES + 5
     for number in range(count):
-        (tmp_path / f"{number}.0").touch()
-    found = [(len(keys), len(stamps)) for keys, stamps in Folder(tmp_path).listed("*.*")]
-    assert [keys for keys, _ in found] == [stamps for _, stamps in found]
-    assert sum(keys for keys, _ in found) == count
+        (tmp_path / f"{number}.{2 * number}").touch()
+    found = [(places.copy(), len(stamps)) for places, stamps in Folder(tmp_path).listed("*.*")]
+    assert [len(places) for places, _ in found] == [stamps for _, stamps in found]
+    places = np.concatenate([places for places, _ in found])
+    assert places[places[:, 0].argsort()].tolist() == [[number, 2 * number] for number in range(count)]
     with pytest.raises(PermissionError) if os.geteuid() else nullcontext():
         (tmp_path / "c").mkdir(0)
         list(Folder(tmp_path).listed("c/*"))
+
+
+@pytest.mark.parametrize("library", [True, False])
+def test_many_folders_are_looked_into(tmp_path, monkeypatch, library):
+    """By several threads, each of which hands on what it has found."""
+    if not library:
+        monkeypatch.setattr(listing, "_library", None)
+    down, across, want = 5 * folder.SHARE * folder.THREADS // 2 + 3, 7, []
+    for i in range(down):
+        (tmp_path / "c" / str(i)).mkdir(parents=True)
+        for j in range(across):
+            (tmp_path / "c" / str(i) / f"{j}.x").write_bytes(bytes(1 + i * across + j))
+            want.append([i, j, 1 + i * across + j])
+    found = [np.hstack([places, stamps[:, :1]]) for places, stamps in Folder(tmp_path).listed("c/*/*.x")]
+    assert sorted(np.concatenate(found).tolist()) == want
+    if os.geteuid():
+        (tmp_path / "c" / "3").chmod(0)
+        with pytest.raises(PermissionError):
+            list(Folder(tmp_path).listed("c/*/*.x"))
 
 
 def test_a_folder_lists_links_that_lead_nowhere_as_nothing(tmp_path):
@@ -109,7 +141,7 @@ def test_a_folder_lists_links_that_lead_nowhere_as_nothing(tmp_path):
     (tmp_path / "c" / "0" / "0").symlink_to(tmp_path / "nowhere")
     (tmp_path / "c" / "1").symlink_to(tmp_path / "nowhere")
     place = Folder(tmp_path)
-    assert [key for keys, _ in place.listed("c/*/*") for key in keys] == []
+    assert [places for some, _ in place.listed("c/*/*") for places in some] == []
     assert place.folders("c/*/*") == [f"{tmp_path}/c", f"{tmp_path}/c/0", f"{tmp_path}/c/1"]
     assert place.folders("*.*") == []
 

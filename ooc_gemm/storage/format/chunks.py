@@ -3,7 +3,7 @@ shard."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -80,24 +80,13 @@ class Chunks:
         """Return the stamps of all files, in row-major order of their grid. This takes time for files that
         exist only, so a grid of millions costs little. Raises OSError."""
         found, (down, across) = np.zeros((grid[0] * grid[1], 3), np.int64), grid
-        head, between = self._ends
-        for keys, stamps in self.place.listed(self.pattern):
-            ends = [key[len(head) :].removesuffix(self._tail).partition(between) for key in keys]
-            i, j = (np.array([_number(end[at]) for end in ends], np.int64) for at in (0, 2))
-            if self._transposed:
-                i, j = j, i
-            there = (i >= 0) & (i < down) & (j >= 0) & (j < across)
+        for places, stamps in self.place.listed(self.pattern):
+            i, j = places.T[::-1] if self._transposed else places.T
+            there = (i < down) & (j < across)
             found[(i * across + j)[there]] = stamps[there]
         if self.place.traits.remote:
             self._sizes = found[:, 0].reshape(grid)
         return found
-
-
-@lru_cache(1 << 16)
-def _number(text: str) -> int:
-    """Return the number that a key spells; -1 for a text that no key has, such as 007, and for one beyond all
-    grids."""
-    return int(text) if text.isdecimal() and len(text) < 19 and text == str(int(text)) else -1
 
 
 class Shards(Chunks):

@@ -6,7 +6,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from struct import Struct
 from types import TracebackType
 from typing import IO
@@ -16,7 +16,7 @@ import numpy as np
 from ...planning.traits import LOCAL, StoreTraits
 from ...support.buffers import Bytes
 from .files import ChunkFile
-from .folder import numbers
+from .listing import Numbers, numbered, numbers
 from .place import Readable
 from .stamps import Stamps, identity
 
@@ -40,13 +40,14 @@ class Archive:
         """The traits are those of local files: an archive is one."""
         return LOCAL
 
-    def listed(self, pattern: str) -> Iterator[tuple[Sequence[str], Stamps]]:
+    def listed(self, pattern: str) -> Iterator[tuple[Numbers, Stamps]]:
         """The sizes are those of unpacked files, and the times those of the archive. Raises OSError."""
         found = os.stat(self._path)
         time, number, wanted = found.st_mtime_ns, identity(found), self._names(pattern)
         some = [entry for entry in self._archive.infolist() if wanted.fullmatch(entry.filename)]
         stamps = np.array([(entry.file_size, time, number) for entry in some], np.int64)
-        yield [entry.filename[len(self._prefix) :] for entry in some], stamps.reshape(-1, 3)
+        keys = (entry.filename[len(self._prefix) :] for entry in some)
+        yield numbered(keys, pattern), stamps.reshape(-1, 3)
 
     def packs(self, pattern: str) -> bool:
         """Whether some of the files that match a pattern must be unpacked."""

@@ -11,6 +11,8 @@
 
 #define BILLION 1000000000LL
 #define NUMBERS 5
+#define IN_NAME 2
+#define DIGITS 18
 
 // The numbers of a file: its size, the times of its last modification and of its last change in nanoseconds, its
 // number, and that of its file system.
@@ -27,17 +29,33 @@ void* listing_open(const char* folder) { return opendir(folder); }
 
 void listing_close(void* folder) { closedir(folder); }
 
-// Writes the numbers of up to `most` files, and their names, which each end with 0 and take up to 256 bytes. Returns how
-// many they are, which is 0 at the end; or −errno. What is gone, or leads nowhere, is left out. The size of a file that
-// cannot be looked at is −1. `used`: the bytes of the names.
-int64_t listing_next(void* folder, int64_t most, int64_t* numbers, char* names, int64_t* used) {
+// Returns whether a name matches a pattern, in which * stands for a number without leading zeros, and writes these
+// numbers, of which there are two at most.
+static int matches(const char* pattern, const char* name, int64_t* numbers) {
+    for (; *pattern != '\0'; ++pattern) {
+        if (*pattern != '*') {
+            if (*name++ != *pattern) return 0;
+            continue;
+        }
+        const char* const first = name;
+        int64_t value = 0;
+        while (*name >= '0' && *name <= '9' && name - first < DIGITS) value = 10 * value + (*name++ - '0');
+        if (name == first || (*first == '0' && name - first > 1)) return 0;
+        *numbers++ = value;
+    }
+    return *name == '\0';
+}
+
+// Writes, for up to `most` files whose names match a pattern, their numbers and the two in their names. Returns how many
+// they are, which is less than `most` at the end; or −errno. What is gone, or leads nowhere, is left out. The size of a
+// file that cannot be looked at is −1.
+int64_t listing_next(void* folder, int64_t most, const char* pattern, int64_t* numbers, int64_t* in_names) {
     int64_t count = 0;
-    *used = 0;
     while (count < most) {
         errno = 0;
         const struct dirent* const entry = readdir(folder);
         if (entry == NULL) return errno == 0 ? count : -errno;
-        if (entry->d_name[0] == '.') continue;
+        if (!matches(pattern, entry->d_name, in_names + IN_NAME * count)) continue;
         struct stat found;
         int64_t* const to = numbers + NUMBERS * count;
         if (fstatat(dirfd(folder), entry->d_name, &found, 0) == 0) {
@@ -48,9 +66,6 @@ int64_t listing_next(void* folder, int64_t most, int64_t* numbers, char* names, 
             memset(to, 0, NUMBERS * sizeof *to);
             to[0] = -1;
         }
-        const size_t length = strlen(entry->d_name) + 1;
-        memcpy(names + *used, entry->d_name, length);
-        *used += (int64_t)length;
         ++count;
     }
     return count;

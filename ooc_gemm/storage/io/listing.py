@@ -1,7 +1,7 @@
 """Looks at many files in a few calls (listing.c), or with Python's functions where the library is missing."""
 
-import ctypes
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
@@ -13,40 +13,66 @@ from . import native
 Numbers = npt.NDArray[np.int64]
 """For each file a row: its size, the times of its last modification and of its last change in ns, its number,
 and that of its file system. The size of a file that cannot be looked at is −1."""
-_COLUMNS, _NAME_BYTES, _FILES = 5, 256, 1024
-"""Numbers of a file, most bytes of its name with a zero, and files that one call looks at."""
+_COLUMNS, _IN_NAME, _FILES = 5, 2, 1024
+"""Numbers of a file, most numbers in its name, and files that one call looks at."""
 _found = native.loaded()
 _library = _found[1] if _found else None
 
 
-def files_of(folders: Iterable[str]) -> Iterator[tuple[int, list[str], Numbers]]:
-    """Yield the number of a folder, and names and numbers of some of its files. What leads nowhere, or has a
-    name that begins with a dot, is left out, and so are folders that are none. The numbers are overwritten
-    when the next are asked for. Raises OSError."""
-    numbers, used = np.empty((_FILES, _COLUMNS), np.int64), ctypes.c_int64()
-    names = ctypes.create_string_buffer(_FILES * _NAME_BYTES if _library else 1)
-    to = numbers.ctypes.data, ctypes.addressof(names), ctypes.addressof(used)
-    for at, folder in enumerate(folders):
+def numbers(pattern: str) -> re.Pattern[str]:
+    """Return the regular expression for a pattern in which `*` stands for a number, with a group for each.
+    Numbers are spelled as keys spell them: without leading zeros."""
+    return re.compile(re.escape(pattern).replace(r"\*", "(0|[1-9][0-9]{0,17})"))
+
+
+def numbered(keys: Iterable[str], pattern: str) -> Numbers:
+    """Return a row for each key that matches a pattern: the numbers that stand where it has `*`."""
+    wanted = numbers(pattern)
+    found = [[int(group) for group in match.groups()] for key in keys if (match := wanted.fullmatch(key))]
+    return np.array(found, np.int64).reshape(len(found), pattern.count("*"))
+
+
+def files_of(folders: Sequence[str], pattern: str) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
+    """Yield three arrays for some of the files whose names match a pattern with up to two `*`: for each file
+    the number of its folder, the numbers in its name, and its own numbers. What leads nowhere is left out,
+    and so are folders that are none. The arrays are overwritten when the next are asked for. Raises
+    OSError."""
+    at, in_names = np.empty(_FILES, np.int64), np.empty((_FILES, _IN_NAME), np.int64)
+    rows, filled, wanted = np.empty((_FILES, _COLUMNS), np.int64), 0, numbers(pattern)
+    to = rows.ctypes.data, in_names.ctypes.data
+    for number, folder in enumerate(folders):
         opened = _library and _library.listing_open(os.fsencode(folder))
         if not (_library and opened):  # if it cannot be opened, Python says why
             with suppress(FileNotFoundError, NotADirectoryError):
-                yield from ((at, *some) for some in _with_python(folder))
+                for found, row in _with_python(folder, wanted):
+                    yield np.array([number]), found, row
             continue
         try:
-            while count := _library.listing_next(opened, _FILES, *to):
+            count = room = 0
+            while count == room:
+                if filled == _FILES:
+                    yield at, in_names, rows
+                    filled = 0
+                room = _FILES - filled
+                past = to[0] + rows.strides[0] * filled, to[1] + in_names.strides[0] * filled
+                count = _library.listing_next(opened, room, os.fsencode(pattern), *past)
                 if count < 0:
                     raise OSError(-count, os.strerror(-count), folder)
-                text = os.fsdecode(ctypes.string_at(names, used.value))
-                yield at, text.split("\0")[:-1], numbers[:count]
+                at[filled : filled + count] = number
+                filled += count
         finally:
             _library.listing_close(opened)
+    if filled:
+        yield at[:filled], in_names[:filled], rows[:filled]
 
 
-def _with_python(folder: str) -> Iterator[tuple[list[str], Numbers]]:
+def _with_python(folder: str, wanted: re.Pattern[str]) -> Iterator[tuple[Numbers, Numbers]]:
     with os.scandir(folder) as entries:
         for entry in entries:
-            if not entry.name.startswith(".") and len(found := look(entry.path)):
-                yield [entry.name], found
+            if (name := wanted.fullmatch(entry.name)) and len(row := look(entry.path)):
+                found = np.zeros((1, _IN_NAME), np.int64)
+                found[0, : len(name.groups())] = [int(group) for group in name.groups()]
+                yield found, row
 
 
 def look(path: str) -> Numbers:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("transfers.c", "listing.c"))
 LIBRARY = Path(__file__).with_name("_transfers.so")
-_VERSION = 5
+_VERSION = 6
 """What `transfers_version` returns. A library that an older source has left behind is not used."""
 
 
@@ -71,7 +71,7 @@ def load() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
         library.transfers_ended.argtypes = library.transfers_end.argtypes = (memory,)
         library.transfers_make.argtypes = ctypes.c_char_p, ctypes.c_char_p, number, ctypes.c_int, memory
         library.listing_open.argtypes, library.listing_open.restype = (ctypes.c_char_p,), memory
-        library.listing_next.argtypes = memory, number, memory, memory, memory
+        library.listing_next.argtypes = memory, number, ctypes.c_char_p, memory, memory
         library.listing_close.argtypes, library.listing_close.restype = (memory,), None
         library.listing_rename.argtypes = ctypes.c_char_p, number, memory
         library.listing_next.restype = library.listing_rename.restype = number

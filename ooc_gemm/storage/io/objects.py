@@ -18,7 +18,7 @@ from ...planning.traits import StoreTraits
 from ...support.buffers import Bytes
 from ...support.errors import StoreError, bad_certificate, remedy
 from .answers import Answers
-from .folder import numbers
+from .listing import Numbers, numbered, numbers
 from .stamps import Stamp, Stamps
 
 T = TypeVar("T")
@@ -91,13 +91,13 @@ class Objects:
         for batch in self._listed():
             yield from (key for key, _ in batch)
 
-    def listed(self, pattern: str) -> Iterator[tuple[Sequence[str], Stamps]]:
+    def listed(self, pattern: str) -> Iterator[tuple[Numbers, Stamps]]:
         """Lists all keys, whatever the pattern. The third number of a stamp is 1."""
         wanted = numbers(pattern)
         for batch in self._listed():
             some = [(key, found) for key, found in batch if wanted.fullmatch(key)]
             stamps = [(int(found["size"]), _tag(found), 1) for _, found in some]
-            yield [key for key, _ in some], np.array(stamps, np.int64).reshape(-1, 3)
+            yield numbered((key for key, _ in some), pattern), np.array(stamps, np.int64).reshape(-1, 3)
 
     def _listed(self) -> Iterator[list[tuple[str, Any]]]:
         """Yield keys and descriptions of objects, as many at a time as one answer names."""

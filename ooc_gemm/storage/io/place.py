@@ -2,12 +2,13 @@
 reading. All hold files by key, which is a path with slashes below the place's own. `folder.py`, `objects.py`
 and `archive.py` implement it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Protocol
 
 from ...planning.traits import StoreTraits
 from ...support.buffers import Bytes
+from .listing import Numbers
 from .stamps import Stamp, Stamps
 
 
@@ -41,9 +42,9 @@ class InputPlace(Protocol):
     def traits(self) -> StoreTraits:
         """What this store can do, as plans and readers need to know it."""
 
-    def listed(self, pattern: str) -> Iterator[tuple[Sequence[str], Stamps]]:
-        """Yield keys and stamps of files that match a pattern such as `c/*/*`, in which `*` stands for a
-        number; some files at a time."""
+    def listed(self, pattern: str) -> Iterator[tuple[Numbers, Stamps]]:
+        """Yield, for some files at a time that match a pattern such as `c/*/*`, the numbers that stand where
+        it has `*`, in a row for each file, and their stamps."""
 
     def open(self, key: str, direct: bool = True) -> Readable:
         """Open a file for reading. `direct`: read past the page cache where that is faster."""

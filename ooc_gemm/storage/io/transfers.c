@@ -113,7 +113,7 @@ static Task *head, **tail = &head;
 static int threads, busy, asleep, queued, waiting, most_threads = MOST_THREADS;
 
 // The number of this interface, which the loader compares: a library of another version is not used.
-int transfers_version(void) { return 5; }
+int transfers_version(void) { return 6; }
 
 void transfers_limit(int count) { most_threads = count < MOST_THREADS ? count : MOST_THREADS; }
 
