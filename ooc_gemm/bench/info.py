@@ -292,7 +292,7 @@ def _ring_seconds(device: Device) -> tuple[float, float]:
         session = device.open(plan, job.operation, Trace())
         try:
             started = time.perf_counter()
-            execute(plan, session, {"a": source, "b": source}, _Nowhere(problem.c), Trace())
+            execute(plan, session, {"a": source, "b": source}, lambda: _Nowhere(problem.c), Trace())
             done = time.perf_counter()
         finally:
             session.close()

@@ -82,21 +82,22 @@ class Cluster:
     def execute(
         self,
         sources: Mapping[str, Source],
-        target: Any,
+        target: Callable[[], Any],
         progress: Callable[[float], object],
         when_read: Callable[[], object] = lambda: None,
     ) -> list[Block]:
         """Runs the plan on the workers, which read until the end."""
         assert self._started, "it is started"
         plan, operation, trace = self._started
+        stored: Any = target()
         finish = None
-        if isinstance(target, Finished):
-            target, finish = target.target, target.finish
-        with self.workers.reached(), target.sink.run_folder() as folder:
+        if isinstance(stored, Finished):
+            stored, finish = stored.target, stored.finish
+        with self.workers.reached(), stored.sink.run_folder() as folder:
             work = Work(
                 inputs={name: self._inputs.get(name) for name in sources},
                 c=str(folder.parent),
-                name=target.name,
+                name=stored.name,
                 folder=str(folder),
                 plan=slim(plan),
                 operation=replace(operation, transforms={}),
@@ -106,7 +107,7 @@ class Cluster:
                 topic=f"ooc-gemm-{os.urandom(8).hex()}",
                 boot=locks.boot_id(),
             )
-            run = (Sums if plan.problem.parts > 1 else _Superblocks)(self.workers, work, plan, target, trace)
+            run = (Sums if plan.problem.parts > 1 else _Superblocks)(self.workers, work, plan, stored, trace)
             self._predicted[0] += run.predicted_bytes_read
             self._predicted[1] += run.predicted_bytes_exchanged
             try:

@@ -258,7 +258,7 @@ def carried_out(
 
     try:
         executor.start(plan, operation, trace)
-        wrong = executor.execute(sources, target, tell)
+        wrong = executor.execute(sources, lambda: target, tell)
         executor.close()  # a session tells its peak once it is closed
         return Report(
             Written(),

@@ -132,7 +132,7 @@ def execute(
     plan: Plan,
     session: Session,
     sources: Mapping[str, Source],
-    target: Target,
+    target: Callable[[], Target],
     trace: Trace,
     progress: Callable[[float], object] = lambda fraction: None,
     verify: bool = False,
@@ -140,6 +140,7 @@ def execute(
 ) -> list[Block]:
     """Run `plan` in a session that was opened for it.
 
+    `target` returns the stored C. It is called when readers have begun, so C may be begun meanwhile.
     `progress` is called on this thread with the fraction of the work that has been handed to the device.
     When it returns `ENOUGH`, the block under way is the last: it is finished and written, and StoppedError is
     raised unless all others are, too.
@@ -155,6 +156,7 @@ def execute(
     blocks = [_CBlock() for _ in range(plan.c_buffers)]
     pairs = _Pairs(plan, session, ring)
     steps, step, enough = plan.block_count * max(1, plan.panel_count), 0, False
+    stored: Target | None = None
     try:
         threads, each = dealt(plan.readers, all(source.asynchronous for source in sources.values()))
         for _ in range(threads):
@@ -172,6 +174,7 @@ def execute(
                 stop = step + 1 + plan.panel_count - number if plan.problem.reads_c else steps
                 if not plan.found:  # else the next use of a piece could free it before the first
                     pairs.open_early(step, stop)
+                stored = stored or target()
                 wait_for_all(ring, session)
                 uploaded = session.record(UPLOAD, step % plan.panel_buffers)
                 pairs.open_early(step, min(stop, step + 2) if plan.found else stop)
@@ -183,12 +186,13 @@ def execute(
                 session.multiply(block, panel, step % plan.panel_buffers, c, first=panel[0] == 0)
                 pairs.multiplied(step)
                 if step == 0:
-                    make_ready(writers, session, plan, target, write_slots)
+                    make_ready(writers, session, plan, stored, write_slots)
                 step += 1
                 enough = progress(step / steps) is ENOUGH or enough
+            stored = stored or target()
             if plan.panel_count == 0:
                 if block.index == 0:
-                    make_ready(writers, session, plan, target, write_slots)
+                    make_ready(writers, session, plan, stored, write_slots)
                 blocks[c].free()
                 session.wait(COMPUTE, session.record(UPLOAD))
                 session.scale(block, c)
@@ -198,9 +202,9 @@ def execute(
             session.finish(block, c)
             blocks[c].checked = (block, check) if check else None
             parts = blocks[c].parts = InTurn(plan.parts(block))
-            threads, each = dealt(plan.writers, target.background)
+            threads, each = dealt(plan.writers, stored.background)
             for _ in range(threads):
-                job = writers.submit(write, session, target, block, parts, c, check, write_slots, trace, each)
+                job = writers.submit(write, session, stored, block, parts, c, check, write_slots, trace, each)
                 blocks[c].writes.append(job)
             if enough and step < steps:
                 for other in blocks:
@@ -220,7 +224,8 @@ def execute(
         for other in blocks:
             other.parts.end()
         session.cancel()
-        target.cancel()
+        if stored:
+            stored.cancel()
         for source in sources.values():
             source.cancel()
         raise

@@ -1,7 +1,7 @@
 """Opens what C is written to, and the journal of a run that is continued."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..storage.write.provenance import Finished
 from ..storage.write.publication import Publication
 from ..storage.write.target import Target
 from ..support.errors import InputChangedError, InputError, RangeError
+from ..support.shared import in_thread
 from .labels import own_coordinate
 from .observer import Observer
 from .prepare import Job
@@ -68,6 +69,27 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
             error.add_note(kept)
         raise
     _write_coordinates(job, observer)
+
+
+@contextmanager
+def beginning(job: Job, observer: Observer) -> Iterator[Callable[[], tuple[Any, Any]]]:
+    """Yield a function that returns what `destination` yields. A new C in a store is begun on another thread
+    meanwhile, which takes some milliseconds in which panels can be read. The function raises what prevents
+    it."""
+    whole = destination(job, observer)
+    if job.request.c is None or not (job.works and _is_new(job)):
+        with whole as found:
+            yield lambda: found
+        return
+    coming = in_thread("beginning", whole.__enter__)
+    try:
+        yield coming.result
+        coming.result()
+    except BaseException as error:
+        if coming.exception() or not whole.__exit__(type(error), error, error.__traceback__):
+            raise
+    else:
+        whole.__exit__(None, None, None)
 
 
 def _is_new(job: Job) -> bool:

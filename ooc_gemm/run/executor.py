@@ -31,15 +31,15 @@ class Executor(Protocol):
     def execute(
         self,
         sources: Mapping[str, Source],
-        target: Target,
+        target: Callable[[], Target],
         progress: Callable[[float], object],
         when_read: Callable[[], object] = lambda: None,
     ) -> list[Block]:
         """Run the plan that was started. Returns the blocks that failed their check and are not written.
 
-        sources: the opened operands, by name. target: the stored C. progress: called with the fraction that
-        is done. A device of this process ends the run where it returns `ENOUGH`. when_read: called on any
-        thread when all operands have been read.
+        sources: the opened operands, by name. target: returns the stored C once it is begun; it is called
+        once. progress: called with the fraction that is done. A device of this process ends the run where it
+        returns `ENOUGH`. when_read: called on any thread when all operands have been read.
         """
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Local:
     def execute(
         self,
         sources: Mapping[str, Source],
-        target: Target,
+        target: Callable[[], Target],
         progress: Callable[[float], object],
         when_read: Callable[[], object] = lambda: None,
     ) -> list[Block]:

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 from typing import Any
 
 from ..planning.schedule import Block
@@ -25,7 +25,7 @@ from ..support.meter import UNWRITTEN, Meter, event, logs
 from ..support.recording import recorded
 from ..support.trace import EXCHANGE, Trace
 from . import rates_learned
-from .destination import after_reading, continued, destination
+from .destination import after_reading, beginning, continued
 from .elsewhere import only_here
 from .executor import Executor, Local
 from .finish import Finished as FinishedTarget
@@ -152,14 +152,20 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
     with (
         meter,
         rechunked(wanted, job.sources, job.request.c) as (sources, copies),
-        destination(job, observer) as (target, array),
+        beginning(job, observer) as begun,
     ):
         readers = {name: opened.source for name, opened in sources.items()}
-        stored = target
-        if job.request.finish and target:
-            c = plan.problem.c
-            stored = FinishedTarget(target, job.request.finish, (c.chunk_rows, c.chunk_cols))
-        when_read = partial(after_reading, job, target)
+
+        @cache
+        def stored() -> Any:
+            (target, _), c = begun(), plan.problem.c
+            if not job.request.finish:
+                return target
+            return FinishedTarget(target, job.request.finish, (c.chunk_rows, c.chunk_cols))
+
+        def when_read() -> None:
+            after_reading(job, begun()[0])
+
         if not job.works:
             when_read()
         elif wrong := job.executor.execute(readers, stored, progress, when_read):
@@ -169,6 +175,7 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
                 raise _wrong_again(job, wrong)
     if job.works:
         observer.all_done(plan, watch)
+    target, array = begun()
     return _Made(copies, array, target.overflowed if target else 0)
 
 

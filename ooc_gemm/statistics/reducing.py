@@ -168,7 +168,7 @@ def run_reduced(
         try:
             executor.start(plan, operation, trace)
             with meter:
-                executor.execute(blocks.sources, target, progress)
+                executor.execute(blocks.sources, lambda: target, progress)
                 if later:
                     later.wait()
         except StoppedError:

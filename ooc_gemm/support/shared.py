@@ -5,9 +5,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ContextDecorator
 from threading import Lock
 from types import TracebackType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def in_thread(name: str, work: Callable[[], None]) -> Future[None]:
+def in_thread(name: str, work: Callable[[], T]) -> Future[T]:
     """Start some work on a thread of its own, which is called `name`."""
     pool = ThreadPoolExecutor(1, f"ooc-gemm {name}")
     try:

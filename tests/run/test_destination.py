@@ -1,4 +1,4 @@
-"""What is done while the last blocks are written."""
+"""C is begun while the first panels are read; what is done while the last blocks are written."""
 
 import tempfile
 import threading
@@ -11,9 +11,13 @@ from conftest import make
 
 import ooc_gemm
 from ooc_gemm.engine import writers
+from ooc_gemm.run import destination
 from ooc_gemm.storage.io import files
+from ooc_gemm.storage.read.raw import RawSource
 from ooc_gemm.storage.read.source import Opened
+from ooc_gemm.storage.write import opening
 from ooc_gemm.storage.write.publication import Publication
+from ooc_gemm.support.errors import InputError
 
 
 @pytest.fixture(params=["on disk", "in memory"])
@@ -54,3 +58,70 @@ def test_inputs_are_looked_at_and_chunks_put_in_place(folder, monkeypatch):
     monkeypatch.setattr(Publication, "save", saved)
     ooc_gemm.multiply(folder / "x", folder / "x", folder / "c", transpose_b=True, device="cpu")
     assert np.array_equal(zarr.open_array(folder / "c")[...], x @ x.T)
+
+
+@pytest.fixture
+def started(folder, monkeypatch):
+    """Makes `x` in the folder, and returns an event that is set when it is read."""
+    read = threading.Event()
+    real = RawSource.start
+
+    def reading(*args, **options):
+        read.set()
+        return real(*args, **options)
+
+    monkeypatch.setattr(RawSource, "start", reading)
+    make(folder / "x", np.ones((300, 200), "f4"), chunks=(50, 50), compressors=None)
+    return read
+
+
+def product(folder):
+    return ooc_gemm.multiply(folder / "x", folder / "x", folder / "c", transpose_b=True, device="cpu")
+
+
+def test_c_is_begun_while_panels_are_read(folder, started, monkeypatch):
+    real = opening.create_target
+
+    def create(*args, **options):
+        assert started.wait(30), "nothing is read before C is begun"
+        return real(*args, **options)
+
+    monkeypatch.setattr(destination.opening, "create_target", create)
+    product(folder)
+    assert np.array_equal(zarr.open_array(folder / "c")[...], np.full((300, 300), 200, "f4"))
+
+
+def test_a_c_that_cannot_be_begun_ends_the_run(folder, started, monkeypatch):
+    def create(*args, **options):
+        assert started.wait(30)
+        raise InputError("C cannot be created; choose another place")
+
+    monkeypatch.setattr(destination.opening, "create_target", create)
+    before = threading.active_count()
+    with pytest.raises(InputError, match="cannot be created; choose another place"):
+        product(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["x"]
+    assert threading.active_count() <= before
+
+
+def test_an_input_that_cannot_be_read_while_c_is_begun(folder, started, monkeypatch):
+    """C is begun all the same, and what is left of it is what any failed run leaves."""
+    real, failed = opening.create_target, threading.Event()
+
+    def create(*args, **options):
+        assert failed.wait(30)
+        return real(*args, **options)
+
+    def reading(*args, **options):
+        failed.set()
+        raise OSError(5, "the disk is broken")
+
+    monkeypatch.setattr(destination.opening, "create_target", create)
+    monkeypatch.setattr(RawSource, "start", reading)
+    with pytest.raises(Exception, match="the disk is broken"):
+        product(folder)
+    monkeypatch.undo()
+    assert ooc_gemm.multiply(
+        folder / "x", folder / "x", folder / "c", transpose_b=True, device="cpu", resume=True
+    ).blocks
+    assert np.array_equal(zarr.open_array(folder / "c")[...], np.full((300, 300), 200, "f4"))
