@@ -2,7 +2,8 @@
 
     python benchmarks/matrices_gpu.py [--only NAME ...] [--repeat R] [--tmpfs DIR] [--out FILE]
 
-Every case runs in this process, warm, and by the command line in fresh ones. The limit of a case is the
+Every case runs in this process, warm, and by the command line in fresh ones: with the rates that were
+measured, and with none, as on a machine where nothing was measured. The limit of a case is the
 longest of bytes ÷ rate and operations ÷ rate, with rates measured in the same run. `store` is the part of
 the host: all bytes that come and go, where reads, writes and copies share its memory as much as they did in
 the same run without any product. Sampled rows of every result are compared with float64, those of integers
@@ -16,6 +17,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -29,11 +31,14 @@ import numpy as np
 import zarr
 
 import ooc_gemm
+from ooc_gemm.support import remembered
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LIMITS = {"memory_limit": "8GiB", "device_memory_limit": "8GiB"}
 ERROR = {"e": 1e-3, "f": 2e-6, "d": 1e-13, "F": 2e-6, "D": 1e-13}
 """Largest relative Frobenius error of sampled rows, by the type of C."""
+UNMEASURED = 1.3
+"""The longest that a case may take where no rates are remembered, in times of a run with measured ones."""
 ROWS = 8
 """Rows of C that are compared."""
 Run = dict[str, Any]
@@ -162,10 +167,11 @@ def limits_of(result: Any, decoded: bool) -> dict[str, float]:
     return found
 
 
-def fresh(command: list[str]) -> Run:
-    """Run a command in a process of its own."""
+def fresh(command: list[str], cache: Path | None = None) -> Run:
+    """Run a command in a process of its own. cache: a folder for what is remembered, instead of the usual."""
     start = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True)
+    env = os.environ | ({"OOC_GEMM_CACHE": str(cache)} if cache else {})
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     wall = time.perf_counter() - start
     if done.returncode:
         return {"problem": done.stderr[-500:], "wall_seconds": wall}
@@ -208,6 +214,13 @@ def measure(case: Case, place: Path, repeat: int) -> Run:
     ]
     command += ["--out-dtype", case.out_dtype] if case.out_dtype else []
     cold = [fresh(command) for _ in range(repeat)]
+    unmeasured = []
+    with tempfile.TemporaryDirectory() as name:
+        cache = Path(name) / "cache"
+        for _ in range(repeat):
+            shutil.rmtree(cache, ignore_errors=True)  # the run before has learned rates
+            shutil.copytree(remembered.cache.folder(), cache, ignore=shutil.ignore_patterns("rates.json"))
+            unmeasured.append(fresh(command, cache))
     rate = result.plan.problem.flops / max(1e-9, result.stage_seconds["compute"])
     for path in (a, b, c):
         shutil.rmtree(path, ignore_errors=True)
@@ -225,6 +238,7 @@ def measure(case: Case, place: Path, repeat: int) -> Run:
         "stage_seconds": result.stage_seconds,
         "bytes_as_predicted": result.bytes_read == result.plan.bytes_read,
         "fresh": cold,
+        "unmeasured": unmeasured,
         "error": error,
         "right": error == 0 if exact else error <= ERROR[np.dtype(result.out_dtype).char],
         "plan": result.plan.to_dict(),
@@ -233,13 +247,17 @@ def measure(case: Case, place: Path, repeat: int) -> Run:
 
 def judge(row: Run) -> list[str]:
     """Return which bars a case misses."""
-    cold = statistics.median(each.get("seconds", float("inf")) for each in row["fresh"])
+    cold, unmeasured = (
+        statistics.median(each.get("seconds", float("inf")) for each in row[which])
+        for which in ("fresh", "unmeasured")
+    )
     missed = {
         "wrong": not row["right"],
         "bytes": not row["bytes_as_predicted"],
         f"{row['ratio']:.2f} of the limit > {row['bar']}": row["ratio"] > row["bar"],
         f"{row['compute_rate'] / 1e12:.0f} TOP/s": row["compute_rate"] < row["rate"],
         f"fresh {cold:.2f} s": cold > row["seconds"] + row["after_warm"],
+        f"unmeasured {unmeasured:.2f} s = {unmeasured / cold:.2f}": unmeasured > UNMEASURED * cold,
         "prediction": abs(row["predicted_seconds"] / row["seconds"] - 1) > 0.15,
     }
     return [what for what, is_missed in missed.items() if is_missed]
@@ -284,11 +302,15 @@ def main(only: tuple[str, ...], repeat: int, tmpfs: Path, commit: str | None, ou
             report["cases"].append(row)
             row["missed"] = judge(row)
             bad += len(row["missed"])
-            cold = [each.get("seconds") for each in row["fresh"]]
+            cold, unmeasured = (
+                [round(each.get("seconds", float("inf")), 3) for each in row[which]]
+                for which in ("fresh", "unmeasured")
+            )
             click.echo(
                 f"{case.name}: {row['kernel']}, {row['seconds']:.2f} s = {row['ratio']:.2f} of the limit "
                 f"{row['limit_seconds']:.2f} ({row['limit_by']}), predicted {row['predicted_seconds']:.2f}, "
-                f"fresh {cold}, {row['compute_rate'] / 1e12:.0f} TFLOP/s, error {row['error']:.1e} "
+                f"fresh {cold}, unmeasured {unmeasured}, {row['compute_rate'] / 1e12:.0f} TFLOP/s, "
+                f"error {row['error']:.1e} "
                 f"missed: {'; '.join(row['missed']) or 'nothing'}"
             )
             out.write_text(json.dumps(report, indent=1) + "\n")
