@@ -110,7 +110,8 @@ class _Copies:
 
             def done() -> int:
                 view, nbytes = end()
-                sent = onward.arrived if onward and onward.taken else session.upload(view, piece, 0)
+                taken = onward and onward.taken
+                sent = onward.sent() if onward and taken else session.upload(view, piece, 0)
                 copied[buffer.ctypes.data] = sent
                 return nbytes
 

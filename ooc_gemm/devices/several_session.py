@@ -149,10 +149,10 @@ class SeveralSession:
         if found:
             sent = found.sent
 
-            def arrives() -> None:
+            def arrives() -> Any:
                 place = piece.into, piece.shape
                 self._arrived.setdefault((index, buffer, piece.panel), []).append(place)
-                sent()
+                return sent()
 
             found.sent = arrives
         return found

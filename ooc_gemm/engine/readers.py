@@ -49,9 +49,10 @@ def read(
                     trace.add("read", start, nbytes=nbytes, operand=piece.operand, chunk=piece.chunk)
                     slot.view = view
                 if onward and onward.taken:
-                    onward.sent()
-                    ring.release(slot, task, onward.arrived)
+                    ring.release(slot, task, onward.sent())
                 else:
+                    if onward:
+                        onward.dropped()
                     session.prepare(slot.data)
                     _upload(ring, session, slot, task, aside)
     except Stopped:

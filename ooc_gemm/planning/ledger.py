@@ -14,6 +14,9 @@ PAGE = 4096
 SUMS = 3
 """Blocks that a worker of a cluster holds where it adds up partial sums: two, and their sum."""
 
+STAGED = 16
+"""One in so many bytes of a device's memory may hold pieces that are to be converted."""
+
 Ledger = dict[str, int]
 """Bytes of a budget, by the name of what holds them."""
 
@@ -99,8 +102,18 @@ def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> 
     return {
         "panels": (x.panels.a_buffers * a + x.panels.buffers * b) * p.panel_itemsize,
         "C blocks": x.c_buffers * rows * bn * p.block_itemsize,
-        "workspace": budget.workspace + budget.step + (slot if budget.staged else 0) + scratch,
+        "workspace": budget.workspace + budget.step + staged_bytes(budget, x.ring.readers, slot) + scratch,
     }
+
+
+def staged_bytes(budget: Budget, readers: int, slot: int) -> int:
+    """Return the bytes of a device's memory for pieces that it converts or transposes: one slot, and where
+    threads send pieces on from places of their own as many more as are on their way, within a share of the
+    device's memory. `slot`: bytes of a slot."""
+    if not budget.staged or budget.device is None:
+        return 0
+    on_their_way = min(readers, budget.device // STAGED // slot) if budget.step and budget.in_memory else 0
+    return slot * (1 + on_their_way)
 
 
 def slot_bytes(p: Problem, x: Candidate) -> int:

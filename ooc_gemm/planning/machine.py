@@ -102,7 +102,8 @@ class Budget:
     workspace: int = 0
     """Scratch memory of the device's arithmetic, in the memory in which the device computes."""
     staged: bool = False
-    """Whether uploads are converted on the device, which needs one slot of scratch memory there."""
+    """Whether uploads are converted on the device, which needs memory for them there
+    (`ledger.staged_bytes`)."""
     readers: int = 4
     """Most reader threads. The device says how many it wants (`Limits.readers`); a store far away wants more.
     4 is the least that keeps a disk busy (`Rates.busy_readers`)."""

@@ -10,11 +10,13 @@ class Onward:
     """The place of a piece in the memory of a device."""
 
     packed: bytes
-    """The beginning of `Device` of transfers.c: functions, context, stream, event, address and pitch."""
-    arrived: Any
-    """The event (`engine.ring.Event`) that is recorded after the piece."""
-    sent: Callable[[], None] = lambda: None
-    """Takes note that the piece has been sent."""
+    """The beginning of `Device` of transfers.c: functions, context, stream, event, address and pitch. The
+    event is recorded after the piece."""
+    sent: Callable[[], Any]
+    """Takes note that the piece has been sent, and returns the event (`engine.ring.Event`) after which it is
+    in its panel."""
+    dropped: Callable[[], None] = lambda: None
+    """Takes note that the piece will not be sent."""
     step: int = 0
     """Bytes that are read at a time and then sent on from a place of the thread; 0: there are none."""
     pinned: bool = True

@@ -1,6 +1,7 @@
 """Pieces that go from files in memory to a device without the interpreter."""
 
 import errno
+import itertools
 import json
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.session import CUDASession
 from ooc_gemm.devices.cuda.timing import Timing
 from ooc_gemm.engine.writers import beside
-from ooc_gemm.planning import candidates, schedule, search
+from ooc_gemm.planning import candidates, ledger, schedule, search
 from ooc_gemm.planning.candidates import Candidate, outputs, rings
 from ooc_gemm.planning.panels import Panels
 from ooc_gemm.planning.schedule import Part
@@ -91,22 +92,44 @@ def test_what_fails_is_read_and_uploaded_again(memory, monkeypatch, what):
     assert found.bytes_uploaded == found.plan.bytes_uploaded
 
 
-@pytest.mark.parametrize(
-    ("what", "options"),
-    [
-        ("converted", {"out_dtype": "float64"}),
-        ("transformed", {}),
-        ("integers that may overflow", {}),
-    ],
-)
-def test_pieces_that_upload_must_see(memory, what, options):
-    dtype = "i8" if what.startswith("integers") else "f4"
-    a = RNG.integers(-9, 9, (300, 300)).astype(dtype)
+def test_pieces_that_upload_must_see(memory):
+    """Integers that may overflow."""
+    a = RNG.integers(-9, 9, (300, 300))
     make(memory / "a", a, compressors=None, chunks=(50, 50))
-    left = ooc_gemm.Operand(str(memory / "a"), scale="rows" if what == "transformed" else None)
-    found = ooc_gemm.multiply(left, left, device="cuda", **options)
-    assert found.array.shape == (300, 300)
+    found = ooc_gemm.multiply(str(memory / "a"), str(memory / "a"), device="cuda")
+    assert np.array_equal(found.array, a @ a)
     assert not cupy_on_cpu.sent
+
+
+@pytest.mark.parametrize("areas", ["as many as pieces", "one", "none"])
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize(
+    ("what", "options", "operand"),
+    [("converted", {"out_dtype": "float64"}, {}), ("transformed", {}, {"scale": "rows", "missing": -9})],
+)
+def test_pieces_that_the_device_converts(memory, monkeypatch, what, options, operand, devices, fails, areas):
+    """They go to areas on the device by themselves, as far as there are some."""
+    cupy_on_cpu.install(monkeypatch, devices=devices)
+    monkeypatch.setattr(CUDA, "reaches", lambda *_: True)
+    if areas != "as many as pieces":
+        staged, count = ledger.staged_bytes, 2 if areas == "one" else 1
+        limited = lambda *args: min(staged(*args), count * args[2])  # noqa: E731
+        monkeypatch.setattr(ledger, "staged_bytes", limited)
+        monkeypatch.setattr("ooc_gemm.devices.cuda.session.staged_bytes", limited)
+    if fails:
+        real, ends = files.background.Transfer.end, itertools.cycle([True, True, False])
+        monkeypatch.setattr(files.background.Transfer, "end", lambda self: real(self) and next(ends))
+    a = RNG.integers(-9, 9, (300, 300)).astype("f4")
+    make(memory / "a", a, compressors=None, chunks=(50, 50))
+    left = ooc_gemm.Operand(str(memory / "a"), **operand)
+    options |= {"device": "cuda:0,1,2" if devices > 1 else "cuda", "notice": lambda text: None}
+    found = ooc_gemm.multiply(left, str(memory / "a"), kernel="cublas", memory_limit="3GiB", **options)
+    on_cpu = ooc_gemm.multiply(left, str(memory / "a"), **(options | {"device": "cpu"}))
+    assert np.abs(found.array - on_cpu.array).max() < 1e-6 * np.abs(on_cpu.array).max()
+    assert found.plan.budget.staged
+    assert found.bytes_uploaded == found.plan.bytes_uploaded
+    assert bool(cupy_on_cpu.sent) == (areas != "none" or what == "transformed")  # B is not transformed
 
 
 @pytest.mark.parametrize("step", [0, 1100])

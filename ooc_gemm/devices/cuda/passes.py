@@ -116,7 +116,7 @@ class CUDAPasses(HostMemory):
         at = self._arrays["panel", buffer].data.ptr + (row * self._pitch + col) * size
         arrived = self._device.points.make()
         packed = driver.place(self._device.index, stream.ptr, arrived, at, self._pitch * size)
-        return Onward(packed, arrived)
+        return Onward(packed, lambda: arrived)
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Makes a 2-D copy into the panel, or into the staging buffer, from which the device converts it."""

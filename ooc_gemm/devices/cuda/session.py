@@ -31,7 +31,7 @@ from ...engine.ports import (
     Operation,
     Session,
 )
-from ...planning.ledger import lost_bytes, panel_elements
+from ...planning.ledger import lost_bytes, panel_elements, staged_bytes
 from ...planning.plan import Plan
 from ...planning.schedule import Block, Part, Piece
 from ...support.onward import Inward, Onward
@@ -47,6 +47,7 @@ from .pinned import HostMemory
 from .rates import CONTEXT_BYTES
 from .reduction import Found, Reducer
 from .samples import Samples
+from .staging import Staging
 from .standardizing import Standardizing
 from .timing import Timing
 from .transforms import Transforms
@@ -82,7 +83,8 @@ class CUDASession(HostMemory):
         """That of the panels of op(B), if other devices are to reach it."""
         self._shared: Future[None] | None = None
         """Until it has ended, other devices cannot reach the panels of op(B)."""
-        self._lock, self._staging = Lock(), Lock()
+        self._lock = Lock()
+        self._staging: Staging | None = None
         try:
             self._open(plan, operation, trace)
         except BaseException:
@@ -113,8 +115,8 @@ class CUDASession(HostMemory):
         if operation.narrowed:
             lost_size = lost_bytes(plan.problem.c, plan.bm, plan.bn), np.dtype(np.uint8)
             others |= {("lost", c): lost_size for c in range(plan.c_buffers)}
-        if plan.budget.staged:
-            others["staging"] = plan.slot_bytes, np.dtype(np.uint8)
+        if staged := staged_bytes(plan.budget, plan.readers, plan.slot_bytes):
+            others["staging"] = staged, np.dtype(np.uint8)
         if plan.budget.step:
             others["sample"] = plan.budget.step, np.dtype(np.uint8)
         if self._device.reached_by:
@@ -124,6 +126,9 @@ class CUDASession(HostMemory):
             self._memory = memory
         for some in (panels, others):  # which go at different times
             self._arrays |= allocate(self._device, some)
+        if staged:
+            count = staged // plan.slot_bytes - 1
+            self._staging = Staging(self._arrays["staging"], plan.slot_bytes, count)
         self._gemm = Gemm(
             plan, operation, self._layout, cupy.cuda, self._device.model, self._device.multiprocessors
         )
@@ -178,56 +183,87 @@ class CUDASession(HostMemory):
         order keeps the next copy from overtaking the conversion."""
         self._device.use()
         self._overflow.upload(piece, buffer, source)
-        memory, (row, col) = self._arrays[piece.operand, buffer], piece.into
         stream, size = self._streams[UPLOAD], source.itemsize
-        changed = piece.operand in self._op.transforms
         start = self._timing.begin_copy(UPLOAD, stream)
-        if memory.dtype == source.dtype and not (changed or self._layout.turned(piece.operand)):
+        if not self._is_staged(piece.operand, source.dtype, buffer):
             skipped, pitch = self._layout.at(piece.operand, piece.panel, piece.into)
-            at = memory.data.ptr + skipped * size
+            at = self._arrays[piece.operand, buffer].data.ptr + skipped * size
             self._copy(TO_DEVICE, at, pitch * size, source.ctypes.data, source.strides[0], source, stream)
         else:
-            at, width = self._arrays["staging"].data.ptr, source.shape[1] * size
-            with self._staging, stream:
+            assert self._staging is not None
+            at, width = self._staging.first, source.shape[1] * size
+            with self._staging.lock:
                 self._copy(TO_DEVICE, at, width, source.ctypes.data, source.strides[0], source, stream)
-                if changed:
-                    assert self._transforms is not None
-                    self._transforms.place(piece, source, at, memory.data.ptr)
-                elif memory.dtype == source.dtype:
-                    self._turn_piece(piece, source, at, memory.data.ptr)
-                else:
-                    staged = self._arrays["staging"][: source.nbytes].view(source.dtype).reshape(source.shape)
-                    target = self._layout.panel(memory, piece.operand, piece.panel)
-                    target = target[row : row + source.shape[0], col : col + source.shape[1]]
-                    self._cupy.copyto(target, staged, casting="unsafe")
+                self._place_piece(piece, source.dtype, source.shape, at, buffer)
         return self._timing.end(
             UPLOAD, start, stream, source.nbytes, operand=piece.operand, chunk=piece.chunk
         )
 
     def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int) -> Onward | None:
-        """Returns the place of a piece that is neither converted, transposed nor transformed. Where there are
-        no places, one in some pieces is left to `upload`, which times it."""
-        memory, operand = self._arrays[piece.operand, buffer], piece.operand
-        changed = memory.dtype != dtype or operand in self._op.transforms or self._layout.turned(operand)
-        if changed or self._overflow.looks or (not self._samples and self._timing.times(UPLOAD)):
+        """Returns the place of a piece in its panel, or in an area from which the device converts it. Where
+        threads have no places, one in some pieces is left to `upload`, which times it."""
+        operand, staging = piece.operand, None
+        if self._overflow.looks or (not self._samples and self._timing.times(UPLOAD)):
             return None
         self._device.use()
-        skipped, pitch = self._layout.at(operand, piece.panel, piece.into)
-        size, arrived = dtype.itemsize, self._timing.points.make()
-        at, stream = memory.data.ptr + skipped * size, self._streams[UPLOAD].ptr
+        size, stream, arrived = dtype.itemsize, self._streams[UPLOAD].ptr, self._timing.points.make()
+        if self._is_staged(operand, dtype, buffer):
+            staging = self._staging
+            assert staging is not None
+            if (at := staging.take()) is None:
+                return None
+            pitch = piece.shape[1]
+        else:
+            skipped, pitch = self._layout.at(operand, piece.panel, piece.into)
+            at = self._arrays[operand, buffer].data.ptr + skipped * size
         nbytes = math.prod(piece.shape) * size
         if self._samples:
             self._samples.take(UPLOAD, nbytes)
-        packed = driver.place(self._device.index, stream, arrived, at, pitch * size)
-        return Onward(packed, arrived, partial(self._timing.count, UPLOAD, nbytes), self._step)
 
-    def _turn_piece(self, piece: Piece, source: Array, staged: int, panel: int) -> None:
-        """Transpose a piece, which lies at `staged` as it is stored, into its panel."""
-        rows, cols = source.shape
-        skipped, pitch = self._layout.at(piece.operand, piece.panel, piece.into)
-        panel += skipped * source.itemsize
-        turn = self._turn[source.dtype.name]
-        turn(rows, cols, Operand(staged, cols), Operand(panel, pitch), self._streams[UPLOAD])
+        def sent() -> Event:
+            self._timing.count(UPLOAD, nbytes)
+            if staging is None:
+                return arrived
+            self._device.use()
+            with staging.lock:
+                self._place_piece(piece, dtype, piece.shape, at, buffer)
+                placed = self._timing.points.record(stream)
+            staging.give(at, placed)
+            return placed
+
+        packed = driver.place(self._device.index, stream, arrived, at, pitch * size)
+        return Onward(packed, sent, partial(staging.give, at) if staging else lambda: None, self._step)
+
+    def _is_staged(self, operand: str, dtype: np.dtype[Any], buffer: int) -> bool:
+        """Whether the device converts, transposes or transforms elements of a stored type on their way into a
+        panel."""
+        changed = operand in self._op.transforms or self._layout.turned(operand)
+        return changed or self._arrays[operand, buffer].dtype != dtype
+
+    def _place_piece(
+        self, piece: Piece, dtype: np.dtype[Any], shape: tuple[int, ...], at: int, buffer: int
+    ) -> None:
+        """Start to convert, transpose or transform a piece into its panel. It lies densely at the address
+        `at`, as it is stored, and has this type and shape. One thread at a time may call this."""
+        memory, (row, col), (rows, cols) = self._arrays[piece.operand, buffer], piece.into, shape
+        if piece.operand in self._op.transforms:
+            assert self._transforms is not None
+            self._transforms.place(piece, dtype, (rows, cols), at, memory.data.ptr)
+        elif memory.dtype == dtype:
+            skipped, pitch = self._layout.at(piece.operand, piece.panel, piece.into)
+            panel = Operand(memory.data.ptr + skipped * dtype.itemsize, pitch)
+            self._turn[dtype.name](rows, cols, Operand(at, cols), panel, self._streams[UPLOAD])
+        else:
+            assert self._staging is not None
+            first = at - self._staging.first
+            staged = self._staging.memory[first : first + rows * cols * dtype.itemsize]
+            target = self._layout.panel(memory, piece.operand, piece.panel)
+            with self._streams[UPLOAD]:
+                self._cupy.copyto(
+                    target[row : row + rows, col : col + cols],
+                    staged.view(dtype).reshape(rows, cols),
+                    casting="unsafe",
+                )
 
     @staticmethod
     def _copy(
@@ -539,6 +575,6 @@ class CUDASession(HostMemory):
             self._arrays.clear()
             self._early, self._finished = {}, {}
             self._gemm = self._checks = self._transforms = None  # and their scratch
-            self._narrowing = self._reducer = self._standardizing = self._samples = None
+            self._narrowing = self._reducer = self._standardizing = self._samples = self._staging = None
             self._timing.close()
             super().close()

@@ -50,22 +50,23 @@ class Transforms:
             at += numbers.nbytes
         stream.synchronize()
 
-    def place(self, piece: Piece, source: Array, staged: int, panel: int) -> None:
-        """Start to transform a piece that lies densely at the address `staged`. `source`: the piece on the
-        host, of which only shape and type count. `panel`: the address of its panel. One thread at a time may
-        call this."""
-        rows, cols = source.shape
-        if not source.size:
+    def place(
+        self, piece: Piece, dtype: np.dtype[Any], shape: tuple[int, int], staged: int, panel: int
+    ) -> None:
+        """Start to transform a piece of this type and shape that lies densely at the address `staged`.
+        `panel`: the address of its panel. One thread at a time may call this."""
+        rows, cols = shape
+        if not rows * cols:
             return
         transform, turned = self._op.transforms[piece.operand], self._layout.turned(piece.operand)
-        config, kernel = self._kernel(source.dtype, turned)
+        config, kernel = self._kernel(dtype, turned)
         start, pitch = self._layout.at(piece.operand, piece.panel, piece.into)
         i64, u = np.int64, np.uintp
         vectors = (
             *self._pointers(transform.rows, piece.rows[0]),
             *self._pointers(transform.cols, piece.cols[0]),
         )
-        gone, missing = as_compared(transform.missing, source.dtype)
+        gone, missing = as_compared(transform.missing, dtype)
         args = (
             i64(rows), i64(cols), u(staged), i64(cols), u(panel + start * self._panel.itemsize), i64(pitch),
             *vectors, np.int32(gone), missing, self._real.type(transform.fill),
