@@ -33,7 +33,9 @@ class Inward:
     packed: bytes
     """As of `Onward`."""
     shape: tuple[int, int]
-    """Rows of each part, and bytes of a row."""
+    """Rows of a chunk, and bytes of a row."""
+    held: tuple[int, int]
+    """The same of each part, which is smaller at the edges of C. The rest of the chunk is 0."""
     apart: int
     """Bytes between the first rows of two parts."""
     finished: Any

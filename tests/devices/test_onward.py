@@ -206,12 +206,29 @@ def product(memory, shape=(500, 300, 400), **options):
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize(("m", "n"), [(500, 400), (490, 400), (500, 390), (40, 30)])
 def test_c_comes_from_the_device_without_slots(memory, m, n, verify):
-    """Chunks at the edges, which are filled up with zeros, come in slots."""
-    found, right = product(memory, (m, 300, n), verify=verify)
+    """Those at the edges are filled up with zeros."""
+    downloads = []
+
+    class Session(CUDASession):
+        def download(self, *args):
+            downloads.append(args)
+            return super().download(*args)
+
+    options = {"device": device_with(Session, CUDA)(), "chunks": (100, 80)}
+    (memory / "before").mkdir()
+    product(memory / "before", **options)  # places of threads hold something after that
+    downloads.clear()
+    found, right = product(memory, (m, 300, n), verify=verify, **options)
     assert right
+    assert not downloads
     assert found.bytes_written == found.plan.bytes_written
     assert found.bytes_downloaded == found.plan.bytes_downloaded
-    assert bool(cupy_on_cpu.brought) == (m > 100)
+    assert cupy_on_cpu.brought
+    last = np.fromfile(memory / "c" / "c" / str((m - 1) // 100) / str((n - 1) // 80), "f4").reshape(100, 80)
+    rows, cols = (m - 1) % 100 + 1, (n - 1) % 80 + 1
+    assert last[:rows, :cols].any()
+    assert not last[rows:].any()
+    assert not last[:, cols:].any()
 
 
 def test_a_timeline_changes_nothing_of_the_way_that_pieces_and_parts_take(memory, tmp_path):

@@ -75,20 +75,23 @@ static void* user(void* number) {
             while (!transfers_ended(transfer)) continue;
         if (transfers_end(transfer)) errors++;
     }
-    // A file that comes from the device, whose rows are wider there than in the file.
+    // A file that comes from the device, whose rows are wider there than in the file. Some are filled up with zeros.
     char* there = calloc(1, 1 << 19);
     for (int i = 0; i < 1 << 19; i++) there[i] = (char)(i * 31 + id);
     for (int turn = 0; turn < TURNS; turn++) {
         int64_t rows = 1 + turn * 7 % 100, width = ROW * (1 + turn % 40);
-        Job job = {0, rows * width, 1, 0};
-        Device device = device_at(there, width + ROW, width, width);
+        int64_t take = width - turn % 3 * ROW / 4, size = rows * width + turn % 2 * 1000;
+        Job job = {0, rows * width, 1, size};
+        Device device = device_at(there, width + ROW, width, take);
         Transfer* transfer = transfers_start(path, &job, 1, O_WRONLY | O_CREAT | O_TRUNC, NULL, 1, 1, &device);
         if (transfers_end(transfer)) errors++;
         file = open(path, O_RDONLY);
-        if (read(file, memory, 1 << 21) != rows * width) errors++;
+        if (read(file, memory, 1 << 21) != size) errors++;
         close(file);
-        for (int64_t i = 0; i < rows * width; i++)
-            if (memory[i] != there[i / width * (width + ROW) + i % width]) errors++;
+        for (int64_t i = 0; i < size; i++) {
+            int held = i < rows * width && i % width < take;
+            if (memory[i] != (held ? there[i / width * (width + ROW) + i % width] : 0)) errors++;
+        }
     }
     free(there);
     free(memory);

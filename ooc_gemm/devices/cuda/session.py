@@ -488,18 +488,18 @@ class CUDASession(HostMemory):
         return bool(self._samples) and not (self._reducer or self._mirrors)
 
     def inward(self, block: Block, parts: Sequence[Part], c: int) -> Inward | None:
-        """Returns the place of whole chunks."""
-        (rows, cols), first = self._chunk, parts[0]
-        if not (self._samples and self.brings and (first.rows, first.cols) == self._chunk):
+        """Returns the place of parts that are neither found nor transposed."""
+        if not (self._samples and self.brings):
             return None
         self._device.use()
-        size = self._op.leaves.itemsize
-        nbytes = len(parts) * rows * cols * size
+        (rows, cols), first, size = self._chunk, parts[0], self._op.leaves.itemsize
+        held = first.rows, first.cols * size
+        nbytes = len(parts) * math.prod(held)
         self._samples.take(DOWNLOAD, nbytes)
         at, width, done = self._place(block, first, c, size)
         packed = driver.place(self._device.index, self._streams[DOWNLOAD].ptr, done, at, width)
         count = partial(self._timing.count, DOWNLOAD, nbytes)
-        return Inward(packed, (rows, cols * size), cols * size, done, self._step, count)
+        return Inward(packed, (rows, cols * size), held, held[1], done, self._step, count)
 
     def _download_found(
         self, reducer: Reducer, block: Block, part: Part, c: int, target: Array

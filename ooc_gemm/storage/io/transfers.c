@@ -25,7 +25,7 @@
 #define NOT_COPIED (-2)
 
 // `rows` rows of `nbytes` bytes, `apart` bytes from each other in the file, the first at `offset`. In memory they
-// follow each other.
+// follow each other. Of a file whose bytes come from a device, `apart` is the size: past `nbytes` it holds zeros.
 typedef struct {
     int64_t offset, nbytes, rows, apart;
 } Job;
@@ -251,6 +251,13 @@ static int settle(const Beside* own, const Device* device, int place) {
     return status ? NOT_COPIED : 0;
 }
 
+// Sets to zero what follows in each row of `nbytes` bytes that came from the device, where rows in the file are longer.
+static void fill_up(const Device* device, char* memory, int64_t nbytes) {
+    if (device->take == device->width) return;
+    for (char* row = memory; row < memory + nbytes; row += device->width)
+        memset(row + device->take, 0, (size_t)(device->width - device->take));
+}
+
 // Writes a file whose bytes come from the device, in steps: while one is written, the next one is on its way.
 static int bring(const Transfer* transfer, const Task* task, Beside* own) {
     Device there = transfer->device;
@@ -273,9 +280,11 @@ static int bring(const Transfer* transfer, const Task* task, Beside* own) {
         }
         if (at > 0 && !error && !(error = settle(own, device, before))) {
             int64_t first = at - step, nbytes = size - first < step ? size - first : step;
+            fill_up(device, own->memory + before * own->nbytes, nbytes);
             error = move(file, 1, own->memory + before * own->nbytes, nbytes, first);
         }
     }
+    if (!error && task->jobs->apart > size && ftruncate(file, task->jobs->apart)) error = errno;
     if (file >= 0 && close(file) && !error) error = errno;
     return error;
 }
