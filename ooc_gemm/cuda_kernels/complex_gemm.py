@@ -129,11 +129,11 @@ class ComplexGemm:
         self.real(Product(2 * m, width, depth, 1.0, prepared, Operand(b.ptr, 2 * b.ld), 0.0, z), stream)
         _combine(self._combine_few, product, z, stream)
 
-    def reserve(self, m: int, n: int, k: int, real: bool = True) -> None:
-        """Allocate scratch memory for products up to m×n×k that may overwrite A. `real`: α and β will be
+    def reserve(self, m: int, n: int, k: int, in_place: str = "a", real: bool = True) -> None:
+        """Allocate scratch memory for products up to m×n×k. `in_place`: as in calls. `real`: α and β will be
         real."""
         scratch = self.real.scratch
-        self.real.reserve(m, 2 * n, 2 * k)
+        self.real.reserve(m, 2 * n, 2 * k, "ab" if self._trans_a or "a" in in_place else "b")
         if not real:
             scratch.at("product", product_bytes(m, n))
         if self._trans_a:

@@ -75,7 +75,7 @@ class Arithmetic:
     checked_in: np.dtype[Any] | None = None
     """Type in which checks of blocks of integers add up, where it is another one than the block's."""
     in_place: bool = True
-    """Whether complex panels are embedded or conjugated where they lie."""
+    """Whether complex panels are embedded or conjugated where they lie, also those that are to stay."""
 
     @property
     def keeps_a(self) -> bool:

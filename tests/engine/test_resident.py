@@ -49,9 +49,9 @@ def device_of(name):
 
 def check(folder, device, dtype, transpose, beta, **options):
     a, b, c = (RNG.integers(-4, 5, shape).astype(dtype) for shape in ((700, 500), (500, 900), (700, 900)))
-    if dtype == "c16":
+    if dtype in ("c8", "c16"):
         a, b = a + 1j * RNG.integers(-4, 5, a.shape), b + 1j * RNG.integers(-4, 5, b.shape)
-    out, wide = {"i1": "i4", "f2": "f4"}.get(dtype, dtype), "c16" if dtype == "c16" else "i8"
+    out, wide = {"i1": "i4", "f2": "f4"}.get(dtype, dtype), "c16" if dtype.startswith("c") else "i8"
     want = 2 * (a.astype(wide) @ b.astype(wide)) + beta * c.astype(wide)
     make(folder / "a", a.T if "a" in transpose else a, chunks=(90, 70))
     make(folder / "b", b.T if "b" in transpose else b, chunks=(64, 128))
@@ -91,7 +91,7 @@ def test_one_panel_for_all_of_k(tmp_path, resident, name, beta):
 
 KERNELS = (
     ("fp16x3", "f4"), ("mma-fp16x3", "f4"), ("tf32", "f4"), ("ffma", "f4"), ("fp16", "f2"), ("int8", "i1"),
-    ("dmma", "f8"), ("ozaki2", "f8"), ("ozaki2", "c16"),
+    ("dmma", "f8"), ("ozaki2", "f8"), ("ozaki2", "c16"), ("fp16x3", "c8"),
 )  # fmt: skip
 
 

@@ -177,7 +177,7 @@ def arithmetic(kernel: str, case: Case, why: str) -> Arithmetic | None:
         # Rows of re and of im for an A along m; B embedded, at twice its size.
         return Arithmetic(
             kernel, case.wide, case.wide, why=why, pitch=64, line_bytes=2 * BYTES_PER_LINE, scratch=(8, 16),
-            product_bytes=product_bytes(1, 1),
+            product_bytes=product_bytes(1, 1), in_place=False,
         )  # fmt: skip
     if kernel == "ozaki2":
         return _ozaki(case, why)

@@ -71,8 +71,9 @@ class Gemm:
             return ozaki
         if panel == "complex64":
             complex_gemm = ComplexGemm(trans_a, trans_b, op.conjugate_a, op.conjugate_b, spared=self._spared)
-            complex_gemm.reserve(*size, real=real)
-            return partial(complex_gemm, in_place="a")
+            in_place = "" if plan.k_panels.resident else "a"
+            complex_gemm.reserve(*size, in_place, real=real)
+            return partial(complex_gemm, in_place=in_place)
         if kernel.launcher != "launch":
             a_type, b_type = (dtype.name for dtype in arithmetic.panels)
             if arithmetic.block == np.int64:
