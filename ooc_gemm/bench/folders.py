@@ -8,8 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import zarr
+
 from ..engine.ports import Device
+from ..run.observer import Observer
 from ..run.rates import today
+from ..run.request import Operand, Request
+from ..run.retry import carry_out, result_of
 from ..storage.io.files import in_background, in_memory, writes_at_once
 from ..storage.read.source import Source
 from ..storage.write import staging_folder
@@ -24,6 +30,9 @@ LONGEST = 2.0
 """The most seconds that one measurement of a folder takes."""
 PIECE_BYTES = 64 << 10
 """Size of the pieces that show what a read costs besides its bytes."""
+TINY, TINY_TIMES = 64, 4
+"""Extents of a product that takes no longer than it takes to begin and to end, and how often it is made. The
+first may compile a kernel."""
 
 
 def measure_folder(place: Path, device: Device, longest: float = LONGEST) -> Record:
@@ -39,9 +48,20 @@ def measure_folder(place: Path, device: Device, longest: float = LONGEST) -> Rec
         folder = _Folder(Path(scratch), buffers[: limits.readers], buffers[limits.readers :], longest)
         found = folder.rates(count)
         del folder, buffers
+        found["begin_seconds"] = _begin_seconds(Path(scratch), device)
         if limits.device is not None and in_background(place):
             found |= beside_copies.shares(Path(scratch), device, found)
         return found
+
+
+def _begin_seconds(scratch: Path, device: Device) -> float:
+    """Return the seconds of a product of a few elements, whose files are there: of all that is done before
+    the first read and after the last write."""
+    a, b, c = (str(scratch / name) for name in ("x", "y", "xy"))
+    for place in (a, b):
+        zarr.create_array(place, data=np.ones((TINY, TINY), np.float32), compressors=None)
+    request = Request(Operand(a), Operand(b), c, device=device, force=True)
+    return min(result_of(carry_out(request, Observer())).seconds for _ in range(TINY_TIMES))
 
 
 class _Folder:

@@ -135,6 +135,7 @@ def _folder(usual: Rates, system: str, found: dict[str, Any]) -> Folder:
     rates.setdefault("write_cached", rates["write"])
     shares = SHARED_MEMORY if memory else usual.entering
     ways = {"turns": usual.turns, "entering": shares, "leaving": shares, "piece_seconds": 0.0}
+    ways["begin_seconds"] = 0.0
     return ways | rates | {name: float(found[name]) for name in ways if name in found}
 
 
@@ -164,7 +165,8 @@ def _of_folders(
         return rates
     folder = folders[target]
     written = folder["write" if size >= DIRECT_BYTES else "write_cached"]
-    return replace(rates, write=written, leaving=folder["leaving"])
+    start = max(rates.start, folder["begin_seconds"])  # of the device alone, and of all that is begun
+    return replace(rates, write=written, leaving=folder["leaving"], start=start)
 
 
 def sound(rate: Any) -> float:

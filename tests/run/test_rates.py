@@ -87,6 +87,7 @@ def test_info_measures_and_remembers(cache, arrays):
         assert speeds
         assert all(speed > 1e4 for speed in speeds)
     assert 0.5 <= folder["turns"] <= 1
+    assert 0 < folder["begin_seconds"] < 5
     assert folder["read_bytes_per_second"] <= folder["cached_bytes_per_second"]
     assert sorted(path for path in arrays.iterdir() if path != cache) == before, "nothing is left behind"
     assert json.loads(ooc("info", "--json").out)["rates"] == {CPU().model: own}
@@ -243,3 +244,11 @@ def test_bench_io(cache, tmp_path):
 def test_fresh_memory_is_no_faster_than_memory(first, again, rate):
     """Whatever else the machine does meanwhile."""
     assert rates.fresh_rate(8, first, again) == rate
+
+
+def test_seconds_before_the_first_read_and_after_the_last_write(cache, arrays):
+    """They are those of the folder, which contain those of the device, where these are more."""
+    known_here(arrays, begin_seconds=0.1)
+    usual = predicted()["predicted_seconds"]
+    known_here(arrays, begin_seconds=2.25)
+    assert predicted()["predicted_seconds"] == pytest.approx(usual + 2)
