@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ...cuda_kernels import driver
+from ...engine.ports import Array
 from ...support.intervals import round_up
 from .gpu import GPU
 
@@ -40,3 +41,15 @@ def _cut(device: GPU, wanted: dict[Any, tuple[int, np.dtype[Any]]], memory: Any)
         key: device.cupy.ndarray((elements,), dtype, device.cupy.cuda.MemoryPointer(memory, at))
         for (key, (elements, dtype)), at in zip(wanted.items(), starts, strict=False)
     }
+
+
+def copy_2d(
+    to: tuple[int, int], target: int, target_pitch: int, source: int, source_pitch: int, like: Array,
+    stream: Any,
+) -> None:  # fmt: skip
+    """Start a 2-D copy of as many rows and bytes as `like` has. `to`: kinds of memory of the target and the
+    source, as the driver numbers them. Pitches are the bytes from row to row."""
+    rows, width = like.shape[0], like.shape[1] * like.itemsize
+    if rows and width:
+        target_pitch, source_pitch = max(target_pitch, width), max(source_pitch, width)
+        driver.copy(to, target, target_pitch, source, source_pitch, width, rows, stream.ptr)

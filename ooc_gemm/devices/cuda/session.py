@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...cuda_kernels import driver
-from ...cuda_kernels.driver import TO_DEVICE, TO_HOST, Event
+from ...cuda_kernels.driver import TO_HOST, Event
 from ...cuda_kernels.product import Operand, Product, Strips
 from ...cuda_kernels.transposition import Transposition
 from ...engine.overflow import Overflow
@@ -37,7 +37,7 @@ from ...planning.schedule import Block, Part, Piece
 from ...support.onward import Inward, Onward
 from ...support.shared import in_thread
 from ...support.trace import PASS, Trace
-from .arrays import allocate, allocate_shared
+from .arrays import allocate, allocate_shared, copy_2d
 from .check import Checks
 from .gemm import Gemm, early_strips
 from .gpu import FIRST, GPU
@@ -47,10 +47,9 @@ from .pinned import HostMemory
 from .rates import CONTEXT_BYTES
 from .reduction import Found, Reducer
 from .samples import Samples
-from .staging import Staging
 from .standardizing import Standardizing
 from .timing import Timing
-from .transforms import Transforms
+from .uploads import Uploads
 
 _BETWEEN_DEVICES = driver.EITHER, driver.EITHER
 _ON_DEVICE = driver.DEVICE, driver.DEVICE
@@ -74,7 +73,6 @@ class CUDASession(HostMemory):
         self._early: dict[int, _Rows] = {}
         self._finished: dict[int, _Rows] = {}
         self._checks: Checks | None = None
-        self._transforms: Transforms | None = None
         self._standardizing: Standardizing | None = None
         self._narrowing: Narrowing | None = None
         self._reducer: Reducer | None = None
@@ -84,7 +82,7 @@ class CUDASession(HostMemory):
         self._shared: Future[None] | None = None
         """Until it has ended, other devices cannot reach the panels of op(B)."""
         self._lock = Lock()
-        self._staging: Staging | None = None
+        self._uploads: Uploads | None = None
         try:
             self._open(plan, operation, trace)
         except BaseException:
@@ -97,7 +95,7 @@ class CUDASession(HostMemory):
         cupy = self._cupy
         self._op, self._layout = operation, Layout(operation)
         self._overflow = Overflow(operation)
-        arithmetic, self._block_shape = operation.arithmetic, (plan.bm, plan.bn)
+        arithmetic = operation.arithmetic
         self._device.use()
         sizes = panel_elements(plan.problem, plan.bm, plan.bn, plan.bk)
         types = arithmetic.panels
@@ -126,9 +124,6 @@ class CUDASession(HostMemory):
             self._memory = memory
         for some in (panels, others):  # which go at different times
             self._arrays |= allocate(self._device, some)
-        if staged:
-            count = staged // plan.slot_bytes - 1
-            self._staging = Staging(self._arrays["staging"], plan.slot_bytes, count)
         self._gemm = Gemm(
             plan, operation, self._layout, cupy.cuda, self._device.model, self._device.multiprocessors
         )
@@ -154,9 +149,6 @@ class CUDASession(HostMemory):
             name: cupy.cuda.Stream(non_blocking=True, priority=0 if name == COMPUTE else FIRST)
             for name in names
         }
-        self._transforms = Transforms(
-            operation, self._layout, self._allocate, self._runtime, self._streams[UPLOAD]
-        )
         if operation.standardizer:
             self._standardizing = Standardizing(
                 plan, operation, self._layout, self._device, partial(allocate, self._device)
@@ -171,6 +163,10 @@ class CUDASession(HostMemory):
             self.prepare(host)
             self._streams["samples"] = cupy.cuda.Stream(non_blocking=True, priority=FIRST)
             self._samples = Samples(self._timing, host, self._arrays["sample"], self._streams["samples"])
+        self._uploads = Uploads(
+            self._device, plan, operation, self._layout, self._overflow, self._arrays, self._turn,
+            self._timing, self._samples, self._streams[UPLOAD], self._allocate,
+        )  # fmt: skip
         self._timing.open(trace, self._streams[COMPUTE])
 
     def _allocate(self, elements: int, dtype: np.dtype[Any]) -> Any:
@@ -178,104 +174,14 @@ class CUDASession(HostMemory):
         return allocate(self._device, {0: (elements, dtype)})[0]
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
-        """Makes a 2-D copy into the panel. If the type or the orientation differs, or elements are
-        transformed, the copy goes to the staging buffer, from which the device converts it. The stream's
-        order keeps the next copy from overtaking the conversion."""
-        self._device.use()
-        self._overflow.upload(piece, buffer, source)
-        stream, size = self._streams[UPLOAD], source.itemsize
-        start = self._timing.begin_copy(UPLOAD, stream)
-        if not self._is_staged(piece.operand, source.dtype, buffer):
-            skipped, pitch = self._layout.at(piece.operand, piece.panel, piece.into)
-            at = self._arrays[piece.operand, buffer].data.ptr + skipped * size
-            self._copy(TO_DEVICE, at, pitch * size, source.ctypes.data, source.strides[0], source, stream)
-        else:
-            assert self._staging is not None
-            at, width = self._staging.first, source.shape[1] * size
-            with self._staging.lock:
-                self._copy(TO_DEVICE, at, width, source.ctypes.data, source.strides[0], source, stream)
-                self._place_piece(piece, source.dtype, source.shape, at, buffer)
-        return self._timing.end(
-            UPLOAD, start, stream, source.nbytes, operand=piece.operand, chunk=piece.chunk
-        )
+        """Makes a 2-D copy into the panel (`Uploads`)."""
+        assert self._uploads is not None
+        return self._uploads.upload(source, piece, buffer)
 
     def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int) -> Onward | None:
-        """Returns the place of a piece in its panel, or in an area from which the device converts it. Where
-        threads have no places, one in some pieces is left to `upload`, which times it."""
-        operand, staging = piece.operand, None
-        if self._overflow.looks or (not self._samples and self._timing.times(UPLOAD)):
-            return None
-        self._device.use()
-        size, stream, arrived = dtype.itemsize, self._streams[UPLOAD].ptr, self._timing.points.make()
-        if self._is_staged(operand, dtype, buffer):
-            staging = self._staging
-            assert staging is not None
-            if (at := staging.take()) is None:
-                return None
-            pitch = piece.shape[1]
-        else:
-            skipped, pitch = self._layout.at(operand, piece.panel, piece.into)
-            at = self._arrays[operand, buffer].data.ptr + skipped * size
-        nbytes = math.prod(piece.shape) * size
-        if self._samples:
-            self._samples.take(UPLOAD, nbytes)
-
-        def sent() -> Event:
-            self._timing.count(UPLOAD, nbytes)
-            if staging is None:
-                return arrived
-            self._device.use()
-            with staging.lock:
-                self._place_piece(piece, dtype, piece.shape, at, buffer)
-                placed = self._timing.points.record(stream)
-            staging.give(at, placed)
-            return placed
-
-        packed = driver.place(self._device.index, stream, arrived, at, pitch * size)
-        return Onward(packed, sent, partial(staging.give, at) if staging else lambda: None, self._step)
-
-    def _is_staged(self, operand: str, dtype: np.dtype[Any], buffer: int) -> bool:
-        """Whether the device converts, transposes or transforms elements of a stored type on their way into a
-        panel."""
-        changed = operand in self._op.transforms or self._layout.turned(operand)
-        return changed or self._arrays[operand, buffer].dtype != dtype
-
-    def _place_piece(
-        self, piece: Piece, dtype: np.dtype[Any], shape: tuple[int, ...], at: int, buffer: int
-    ) -> None:
-        """Start to convert, transpose or transform a piece into its panel. It lies densely at the address
-        `at`, as it is stored, and has this type and shape. One thread at a time may call this."""
-        memory, (row, col), (rows, cols) = self._arrays[piece.operand, buffer], piece.into, shape
-        if piece.operand in self._op.transforms:
-            assert self._transforms is not None
-            self._transforms.place(piece, dtype, (rows, cols), at, memory.data.ptr)
-        elif memory.dtype == dtype:
-            skipped, pitch = self._layout.at(piece.operand, piece.panel, piece.into)
-            panel = Operand(memory.data.ptr + skipped * dtype.itemsize, pitch)
-            self._turn[dtype.name](rows, cols, Operand(at, cols), panel, self._streams[UPLOAD])
-        else:
-            assert self._staging is not None
-            first = at - self._staging.first
-            staged = self._staging.memory[first : first + rows * cols * dtype.itemsize]
-            target = self._layout.panel(memory, piece.operand, piece.panel)
-            with self._streams[UPLOAD]:
-                self._cupy.copyto(
-                    target[row : row + rows, col : col + cols],
-                    staged.view(dtype).reshape(rows, cols),
-                    casting="unsafe",
-                )
-
-    @staticmethod
-    def _copy(
-        to: tuple[int, int], target: int, target_pitch: int, source: int, source_pitch: int, like: Array,
-        stream: Any,
-    ) -> None:  # fmt: skip
-        """Make a 2-D copy of as many rows and bytes as `like` has. `to`: kinds of memory of the target and
-        the source, as the driver numbers them. Pitches are the bytes from row to row."""
-        rows, width = like.shape[0], like.shape[1] * like.itemsize
-        if rows and width:
-            target_pitch, source_pitch = max(target_pitch, width), max(source_pitch, width)
-            driver.copy(to, target, target_pitch, source, source_pitch, width, rows, stream.ptr)
+        """Returns the place of a piece on the device (`Uploads`)."""
+        assert self._uploads is not None
+        return self._uploads.onward(piece, dtype, buffer)
 
     def take(
         self,
@@ -470,7 +376,7 @@ class CUDASession(HostMemory):
                 turn = self._turn[self._op.leaves.name]
                 turn(part.cols, part.rows, square, Operand(to, part.cols), stream)
                 at, width = to, part.cols * target.itemsize
-            self._copy(TO_HOST, target.ctypes.data, target.strides[0], at, width, target, stream)
+            copy_2d(TO_HOST, target.ctypes.data, target.strides[0], at, width, target, stream)
             return self._timing.end(DOWNLOAD, start, stream, target.nbytes, chunk=part.chunk)
 
     def _place(self, block: Block, part: Part, c: int, size: int) -> tuple[int, int, Event]:
@@ -574,7 +480,7 @@ class CUDASession(HostMemory):
             self._streams = {}
             self._arrays.clear()
             self._early, self._finished = {}, {}
-            self._gemm = self._checks = self._transforms = None  # and their scratch
-            self._narrowing = self._reducer = self._standardizing = self._samples = self._staging = None
+            self._gemm = self._checks = self._uploads = None  # and their scratch
+            self._narrowing = self._reducer = self._standardizing = self._samples = None
             self._timing.close()
             super().close()

@@ -1,0 +1,167 @@
+"""Pieces on their way into the panels of one GPU, in its stream for uploads.
+
+slot, or place of a thread ──2-D copy──► panel
+slot, or place of a thread ──2-D copy──► area of `Staging` ──convert, transpose, transform──► panel
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from ...cuda_kernels import driver
+from ...cuda_kernels.driver import TO_DEVICE, Event
+from ...cuda_kernels.product import Operand
+from ...cuda_kernels.transposition import Transposition
+from ...engine.overflow import Overflow
+from ...engine.ports import UPLOAD, Array, Operation
+from ...planning.ledger import staged_bytes
+from ...planning.plan import Plan
+from ...planning.schedule import Piece
+from ...support.onward import Onward
+from .arrays import copy_2d
+from .gpu import GPU
+from .panels import Layout
+from .samples import Samples
+from .timing import Timing
+from .transforms import Transforms
+
+
+class Staging:
+    """Memory in which pieces lie as they are stored: one area for pieces that come from slots, one after the
+    other, and some for pieces that come from places of threads, several at a time."""
+
+    def __init__(self, memory: Any, size: int, count: int):
+        """memory: an array on the device. size: bytes of an area. count: areas besides the first."""
+        self.memory, self.first, self.lock = memory, memory.data.ptr, Lock()
+        """The lock is held while work on an area is given to a stream."""
+        self._free = deque[tuple[int, Event | None]](
+            (self.first + size * number, None) for number in range(1, count + 1)
+        )
+
+    def take(self) -> int | None:
+        """Return the address of an area, which is then the caller's; None where all are taken. Waits for what
+        the device still does with it."""
+        with self.lock:
+            if not self._free:
+                return None
+            at, before = self._free.popleft()
+        if before:
+            before.synchronize()
+        return at
+
+    def give(self, at: int, after: Event | None = None) -> None:
+        """Give an area back. after: when the device no longer needs it."""
+        with self.lock:
+            self._free.append((at, after))
+
+
+class Uploads:
+    """The uploads of one run. Methods are those of its session (`Session`)."""
+
+    def __init__(
+        self, device: GPU, plan: Plan, operation: Operation, layout: Layout, overflow: Overflow,
+        arrays: Mapping[Any, Any], turns: Mapping[str, Transposition], timing: Timing,
+        samples: Samples | None, stream: Any, allocate: Callable[[int, np.dtype[Any]], Any],
+    ):  # fmt: skip
+        """arrays: panels and blocks by name and number, and `staging`. turns: what transposes, by type.
+        samples: what times copies of threads, which have places then. stream: in which all happens."""
+        self._device, self._op, self._layout, self._overflow = device, operation, layout, overflow
+        self._arrays, self._turns, self._timing, self._samples = arrays, turns, timing, samples
+        self._stream, self._step = stream, plan.budget.step
+        self._transforms = Transforms(operation, layout, allocate, device.runtime, stream)
+        self._staging: Staging | None = None
+        if staged := staged_bytes(plan.budget, plan.readers, plan.slot_bytes):
+            count = staged // plan.slot_bytes - 1
+            self._staging = Staging(arrays["staging"], plan.slot_bytes, count)
+
+    def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
+        """Start a 2-D copy into the panel. If the type or the orientation differs, or elements are
+        transformed, the copy goes to the staging buffer, from which the device converts it. The stream's
+        order keeps the next copy from overtaking the conversion."""
+        self._device.use()
+        self._overflow.upload(piece, buffer, source)
+        stream, size = self._stream, source.itemsize
+        start = self._timing.begin_copy(UPLOAD, stream)
+        if not self._is_staged(piece.operand, source.dtype, buffer):
+            skipped, pitch = self._layout.at(piece.operand, piece.panel, piece.into)
+            at = self._arrays[piece.operand, buffer].data.ptr + skipped * size
+            copy_2d(TO_DEVICE, at, pitch * size, source.ctypes.data, source.strides[0], source, stream)
+        else:
+            assert self._staging is not None
+            at, width = self._staging.first, source.shape[1] * size
+            with self._staging.lock:
+                copy_2d(TO_DEVICE, at, width, source.ctypes.data, source.strides[0], source, stream)
+                self._place_piece(piece, source.dtype, source.shape, at, buffer)
+        return self._timing.end(
+            UPLOAD, start, stream, source.nbytes, operand=piece.operand, chunk=piece.chunk
+        )
+
+    def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int) -> Onward | None:
+        """Return the place of a piece in its panel, or in an area from which the device converts it. Where
+        threads have no places, one in some pieces is left to `upload`, which times it."""
+        operand, staging = piece.operand, None
+        if self._overflow.looks or (not self._samples and self._timing.times(UPLOAD)):
+            return None
+        self._device.use()
+        size, stream, arrived = dtype.itemsize, self._stream.ptr, self._timing.points.make()
+        if self._is_staged(operand, dtype, buffer):
+            staging = self._staging
+            assert staging is not None
+            if (at := staging.take()) is None:
+                return None
+            pitch = piece.shape[1]
+        else:
+            skipped, pitch = self._layout.at(operand, piece.panel, piece.into)
+            at = self._arrays[operand, buffer].data.ptr + skipped * size
+        nbytes = math.prod(piece.shape) * size
+        if self._samples:
+            self._samples.take(UPLOAD, nbytes)
+
+        def sent() -> Event:
+            self._timing.count(UPLOAD, nbytes)
+            if staging is None:
+                return arrived
+            self._device.use()
+            with staging.lock:
+                self._place_piece(piece, dtype, piece.shape, at, buffer)
+                placed = self._timing.points.record(stream)
+            staging.give(at, placed)
+            return placed
+
+        packed = driver.place(self._device.index, stream, arrived, at, pitch * size)
+        return Onward(packed, sent, partial(staging.give, at) if staging else lambda: None, self._step)
+
+    def _is_staged(self, operand: str, dtype: np.dtype[Any], buffer: int) -> bool:
+        """Whether the device converts, transposes or transforms elements of a stored type on their way into a
+        panel."""
+        changed = operand in self._op.transforms or self._layout.turned(operand)
+        return changed or self._arrays[operand, buffer].dtype != dtype
+
+    def _place_piece(
+        self, piece: Piece, dtype: np.dtype[Any], shape: tuple[int, ...], at: int, buffer: int
+    ) -> None:
+        """Start to convert, transpose or transform a piece into its panel. It lies densely at the address
+        `at`, as it is stored, and has this type and shape. One thread at a time may call this."""
+        memory, (row, col), (rows, cols) = self._arrays[piece.operand, buffer], piece.into, shape
+        if piece.operand in self._op.transforms:
+            self._transforms.place(piece, dtype, (rows, cols), at, memory.data.ptr)
+        elif memory.dtype == dtype:
+            skipped, pitch = self._layout.at(piece.operand, piece.panel, piece.into)
+            panel = Operand(memory.data.ptr + skipped * dtype.itemsize, pitch)
+            self._turns[dtype.name](rows, cols, Operand(at, cols), panel, self._stream)
+        else:
+            assert self._staging is not None
+            first = at - self._staging.first
+            staged = self._staging.memory[first : first + rows * cols * dtype.itemsize]
+            target = self._layout.panel(memory, piece.operand, piece.panel)
+            with self._stream:
+                self._device.cupy.copyto(
+                    target[row : row + rows, col : col + cols],
+                    staged.view(dtype).reshape(rows, cols),
+                    casting="unsafe",
+                )
