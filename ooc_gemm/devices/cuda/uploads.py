@@ -19,7 +19,6 @@ from ...cuda_kernels.product import Operand
 from ...cuda_kernels.transposition import Transposition
 from ...engine.overflow import Overflow
 from ...engine.ports import UPLOAD, Array, Operation
-from ...planning.ledger import staged_bytes
 from ...planning.plan import Plan
 from ...planning.schedule import Piece
 from ...support.onward import Onward
@@ -68,15 +67,16 @@ class Uploads:
         arrays: Mapping[Any, Any], turns: Mapping[str, Transposition], timing: Timing,
         samples: Samples | None, stream: Any, allocate: Callable[[int, np.dtype[Any]], Any],
     ):  # fmt: skip
-        """arrays: panels and blocks by name and number, and `staging`. turns: what transposes, by type.
-        samples: what times copies of threads, which have places then. stream: in which all happens."""
+        """arrays: panels and blocks by name and number, and `staging` where one is needed. turns: what
+        transposes, by type. samples: what times copies of threads, which have places then. stream: in which
+        all happens."""
         self._device, self._op, self._layout, self._overflow = device, operation, layout, overflow
         self._arrays, self._turns, self._timing, self._samples = arrays, turns, timing, samples
         self._stream, self._step = stream, plan.budget.step
         self._transforms = Transforms(operation, layout, allocate, device.runtime, stream)
         self._staging: Staging | None = None
-        if staged := staged_bytes(plan.budget, plan.readers, plan.slot_bytes):
-            count = staged // plan.slot_bytes - 1
+        if "staging" in arrays:
+            count = arrays["staging"].size // plan.slot_bytes - 1
             self._staging = Staging(arrays["staging"], plan.slot_bytes, count)
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
