@@ -50,7 +50,7 @@ def device_of(name):
 def check(folder, device, dtype, transpose, beta, **options):
     a, b, c = (RNG.integers(-4, 5, shape).astype(dtype) for shape in ((700, 500), (500, 900), (700, 900)))
     if dtype in ("c8", "c16"):
-        a, b = a + 1j * RNG.integers(-4, 5, a.shape), b + 1j * RNG.integers(-4, 5, b.shape)
+        a, b = ((x + 1j * RNG.integers(-4, 5, x.shape)).astype(dtype) for x in (a, b))
     out, wide = {"i1": "i4", "f2": "f4"}.get(dtype, dtype), "c16" if dtype.startswith("c") else "i8"
     want = 2 * (a.astype(wide) @ b.astype(wide)) + beta * c.astype(wide)
     make(folder / "a", a.T if "a" in transpose else a, chunks=(90, 70))

@@ -30,13 +30,16 @@ class HostMemory:
         """Pins a buffer when it is first used. By then many threads at once have touched its pages, after
         which pinning costs 25 ms/GiB instead of 400 (H200 machine). One thread pins at a time, as the driver
         does anyway, because copies can start between two calls only if no third one waits."""
-        if id(buffer) not in self._pinned:
-            self._device.use()
+        if id(buffer) in self._pinned:
+            return
+        self._device.use()
+        with self._pinning:
+            if id(buffer) in self._pinned:  # by another reader that has the piece, too: the plan keeps it
+                return
             try:
-                with self._pinning:
-                    self._device.runtime.hostRegister(
-                        buffer.ctypes.data, round_up(buffer.nbytes, PAGESIZE), _PORTABLE
-                    )
+                self._device.runtime.hostRegister(
+                    buffer.ctypes.data, round_up(buffer.nbytes, PAGESIZE), _PORTABLE
+                )
             except self._device.runtime.CUDARuntimeError as error:
                 if error.status != CUDA_FULL:
                     raise
