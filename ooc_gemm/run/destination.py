@@ -73,7 +73,7 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def beginning(job: Job, observer: Observer) -> Iterator[Callable[[], tuple[Any, Any]]]:
-    """Yield a function that returns what `destination` yields. A new C in a store is begun on another thread
+    """Yield a function that returns what `destination` yields. A new stored C is begun on another thread
     meanwhile, which takes some milliseconds in which panels can be read. The function raises what prevents
     it."""
     whole = destination(job, observer)
