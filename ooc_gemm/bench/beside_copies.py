@@ -110,8 +110,12 @@ class _Copies:
 
             def done() -> int:
                 view, nbytes = end()
-                taken = onward and onward.taken
-                sent = onward.sent() if onward and taken else session.upload(view, piece, 0)
+                if onward and onward.taken:
+                    sent = onward.sent()
+                else:
+                    if onward:
+                        onward.dropped()
+                    sent = session.upload(view, piece, 0)
                 copied[buffer.ctypes.data] = sent
                 return nbytes
 

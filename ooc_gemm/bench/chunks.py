@@ -70,6 +70,13 @@ def empty_target(place: Path, output: layout.Output) -> Target[Publication]:
     return opening.create_target(str(place), output, output.dtype)
 
 
+def tiny_array(place: Path, side: int) -> None:
+    """Make an array of one small chunk, full of ones."""
+    target = empty_target(place, layout.Output((side, side), np.dtype(np.float32), (side, side)))
+    target.write(Part((0, 0), 0, 0, side, side), np.ones((side, side), np.float32).reshape(-1).view(np.uint8))
+    target.sink.commit()
+
+
 def part(index: int) -> Part:
     """Return a chunk of a column."""
     return Part((index, 0), 0, 0, SIDE, SIDE)

@@ -5,11 +5,9 @@ import os
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import zarr
 
 from ..engine.ports import Device
 from ..run.observer import Observer
@@ -20,6 +18,7 @@ from ..storage.io.files import in_background, in_memory, writes_at_once
 from ..storage.read.source import Source
 from ..storage.write import staging_folder
 from ..support.buffers import Bytes
+from ..support.errors import Error
 from . import beside_copies, chunks
 
 Record = dict[str, Any]
@@ -48,7 +47,8 @@ def measure_folder(place: Path, device: Device, longest: float = LONGEST) -> Rec
         folder = _Folder(Path(scratch), buffers[: limits.readers], buffers[limits.readers :], longest)
         found = folder.rates(count)
         del folder, buffers
-        found["begin_seconds"] = _begin_seconds(Path(scratch), device)
+        with suppress(Error, OSError):  # of the device, which all but this can do without
+            found["begin_seconds"] = _begin_seconds(Path(scratch), device)
         if limits.device is not None and in_background(place):
             found |= beside_copies.shares(Path(scratch), device, found)
         return found
@@ -57,11 +57,11 @@ def measure_folder(place: Path, device: Device, longest: float = LONGEST) -> Rec
 def _begin_seconds(scratch: Path, device: Device) -> float:
     """Return the seconds of a product of a few elements, whose files are there: of all that is done before
     the first read and after the last write."""
-    a, b, c = (str(scratch / name) for name in ("x", "y", "xy"))
+    a, b, *outputs = (scratch / f"tiny {number}" for number in range(2 + TINY_TIMES))
     for place in (a, b):
-        zarr.create_array(place, data=np.ones((TINY, TINY), np.float32), compressors=None)
-    request = Request(Operand(a), Operand(b), c, device=device, force=True)
-    return min(result_of(carry_out(request, Observer())).seconds for _ in range(TINY_TIMES))
+        chunks.tiny_array(place, TINY)
+    requests = [Request(Operand(str(a)), Operand(str(b)), str(c), device=device) for c in outputs]
+    return min(result_of(carry_out(request, Observer())).seconds for request in requests)
 
 
 class _Folder:

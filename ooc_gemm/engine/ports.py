@@ -346,8 +346,9 @@ class Uploads(HostMemory, Protocol):
         once the event has completed."""
 
     def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int) -> Onward | None:
-        """Return the place of a piece in a panel or C block, if it can be copied there from its slot, which
-        is prepared, as it is and by others than `upload`. `dtype`: the type of its elements in the slot."""
+        """Return the place on the device of a piece, if others than `upload` can copy it there. Where that
+        was `taken`, `sent` must be called when all of the piece has been copied, and otherwise `dropped`.
+        `dtype`: the type of its elements as they are stored."""
 
 
 class Session(Uploads, Protocol):
@@ -388,9 +389,8 @@ class Session(Uploads, Protocol):
         """Whether `inward` answers for the parts of C."""
 
     def inward(self, block: Block, parts: Sequence[Part], c: int) -> Inward | None:
-        """Return the place of parts of block c, if they are whole chunks and others than `download` can copy
-        them from there as they are stored. The parts are equally large, and one is to the right of the
-        other."""
+        """Return the place of parts of block c, if others than `download` can copy them from there as they
+        are stored. The parts are equally large, and one is to the right of the other."""
 
     def lost(self, block: Block, part: Part, c: int) -> Lost:
         """Return what C's type does not hold of a part. This is called when its download has completed."""

@@ -16,6 +16,8 @@ SUMS = 3
 
 STAGED = 16
 """One in so many bytes of a device's memory may hold pieces that are to be converted."""
+STAGED_ALIGN = 512
+"""Each of them begins at a multiple of so many bytes."""
 
 Ledger = dict[str, int]
 """Bytes of a budget, by the name of what holds them."""
@@ -112,8 +114,15 @@ def staged_bytes(budget: Budget, readers: int, slot: int) -> int:
     device's memory. `slot`: bytes of a slot."""
     if not budget.staged or budget.device is None:
         return 0
-    on_their_way = min(readers, budget.device // STAGED // slot) if budget.step and budget.in_memory else 0
-    return slot * (1 + on_their_way)
+    area = staged_area(slot)
+    on_their_way = min(readers, budget.device // STAGED // area) if budget.step and budget.in_memory else 0
+    return area * (1 + on_their_way)
+
+
+def staged_area(slot: int) -> int:
+    """Return the bytes from one such piece to the next. Each begins where kernels can read elements of any
+    type, several at a time."""
+    return round_up(slot, STAGED_ALIGN)
 
 
 def slot_bytes(p: Problem, x: Candidate) -> int:

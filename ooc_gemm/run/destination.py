@@ -3,11 +3,13 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from .. import __version__
+from ..storage.read import addresses
 from ..storage.write import consolidated, coordinates, in_memory, opening
 from ..storage.write.journal import Journal
 from ..storage.write.provenance import Finished
@@ -73,23 +75,38 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def beginning(job: Job, observer: Observer) -> Iterator[Callable[[], tuple[Any, Any]]]:
-    """Yield a function that returns what `destination` yields. A new stored C is begun on another thread
-    meanwhile, which takes some milliseconds in which panels can be read. The function raises what prevents
-    it."""
-    whole = destination(job, observer)
-    if job.request.c is None or not (job.works and _is_new(job)):
-        with whole as found:
+    """Yield a function that returns what `destination` yields. A new C in a local folder is begun on another
+    thread meanwhile, which takes some milliseconds in which panels can be read. The function raises what
+    prevents it. A store that is far away may not answer, for which nobody could stop waiting then."""
+    is_near = addresses.local_path(job.request.c) is not None
+    if not (is_near and job.works and _is_new(job)):
+        with destination(job, observer) as found:
             yield lambda: found
         return
+    said = list[str]()
+    aside = replace(observer, notice=said.append) if observer.notice else observer
+    whole = destination(job, aside)
     coming = in_thread("beginning", whole.__enter__)
+
+    def pass_on() -> None:
+        """Call the user's function on the user's thread."""
+        while said and observer.notice:
+            observer.notice(said.pop(0))
+
+    def begun() -> tuple[Any, Any]:
+        found = coming.result()
+        pass_on()
+        return found
+
     try:
-        yield coming.result
-        coming.result()
+        yield begun
+        begun()
     except BaseException as error:
         if coming.exception() or not whole.__exit__(type(error), error, error.__traceback__):
             raise
     else:
         whole.__exit__(None, None, None)
+        pass_on()
 
 
 def _is_new(job: Job) -> bool:

@@ -20,9 +20,11 @@ from ooc_gemm.devices import several
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.session import CUDASession
 from ooc_gemm.devices.cuda.timing import Timing
+from ooc_gemm.devices.cuda.uploads import Uploads
 from ooc_gemm.engine.writers import beside
 from ooc_gemm.planning import candidates, ledger, schedule, search
 from ooc_gemm.planning.candidates import Candidate, outputs, rings
+from ooc_gemm.planning.ledger import staged_area
 from ooc_gemm.planning.panels import Panels
 from ooc_gemm.planning.schedule import Part
 from ooc_gemm.run import budget, prepare
@@ -104,32 +106,58 @@ def test_pieces_that_upload_must_see(memory):
 @pytest.mark.parametrize("areas", ["as many as pieces", "one", "none"])
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("devices", [1, 3])
-@pytest.mark.parametrize(
-    ("what", "options", "operand"),
-    [("converted", {"out_dtype": "float64"}, {}), ("transformed", {}, {"scale": "rows", "missing": -9})],
-)
-def test_pieces_that_the_device_converts(memory, monkeypatch, what, options, operand, devices, fails, areas):
-    """They go to areas on the device by themselves, as far as there are some."""
+@pytest.mark.parametrize("what", ["converted", "transformed", "transposed"])
+def test_pieces_that_the_device_converts(memory, monkeypatch, what, devices, fails, areas):
+    """They go to areas on the device by themselves, as far as there are some. Each begins where any type
+    may."""
+    dtype, kernel, options, operand = {
+        "converted": ("f4", "cublas", {"out_dtype": "float64"}, {}),
+        "transformed": ("f4", "cublas", {}, {"scale": "rows", "missing": -9}),
+        "transposed": ("i1", "int8", {"out_dtype": "int32"}, {}),
+    }[what]
     cupy_on_cpu.install(monkeypatch, devices=devices)
     monkeypatch.setattr(CUDA, "reaches", lambda *_: True)
     if areas != "as many as pieces":
         staged, count = ledger.staged_bytes, 2 if areas == "one" else 1
-        limited = lambda *args: min(staged(*args), count * args[2])  # noqa: E731
+        limited = lambda *args: min(staged(*args), count * staged_area(args[2]))  # noqa: E731
         monkeypatch.setattr(ledger, "staged_bytes", limited)
         monkeypatch.setattr("ooc_gemm.devices.cuda.session.staged_bytes", limited)
     if fails:
         real, ends = files.background.Transfer.end, itertools.cycle([True, True, False])
         monkeypatch.setattr(files.background.Transfer, "end", lambda self: real(self) and next(ends))
-    a = RNG.integers(-9, 9, (300, 300)).astype("f4")
-    make(memory / "a", a, compressors=None, chunks=(50, 50))
+    a = RNG.integers(-9, 9, (301, 301)).astype(dtype)
+    make(memory / "a", a, compressors=None, chunks=(301, 101))
     left = ooc_gemm.Operand(str(memory / "a"), **operand)
+    placed, free = [], set()
+    real_place, real_session = Uploads._place_piece, CUDASession.free_panels
+
+    def place(self, piece, kind, shape, at, buffer):
+        assert at % 512 == 0
+        if at != self._staging.first:
+            placed.append(piece.operand)
+        real_place(self, piece, kind, shape, at, buffer)
+
+    def free_panels(self):
+        if staging := self._uploads._staging:
+            free.add((len(staging.free), staging.memory.size))
+        real_session(self)
+
+    monkeypatch.setattr(Uploads, "_place_piece", place)
+    monkeypatch.setattr(CUDASession, "free_panels", free_panels)
     options |= {"device": "cuda:0,1,2" if devices > 1 else "cuda", "notice": lambda text: None}
-    found = ooc_gemm.multiply(left, str(memory / "a"), kernel="cublas", memory_limit="3GiB", **options)
+    found = ooc_gemm.multiply(left, str(memory / "a"), kernel=kernel, memory_limit="3GiB", **options)
     on_cpu = ooc_gemm.multiply(left, str(memory / "a"), **(options | {"device": "cpu"}))
     assert np.abs(found.array - on_cpu.array).max() < 1e-6 * np.abs(on_cpu.array).max()
     assert found.plan.budget.staged
     assert found.bytes_uploaded == found.plan.bytes_uploaded
-    assert bool(cupy_on_cpu.sent) == (areas != "none" or what == "transformed")  # B is not transformed
+    area = staged_area(found.plan.slot_bytes)
+    assert free == {(size // area - 1, size) for _, size in free}, "areas were not given back"
+    assert free
+    kinds = {"converted": {"a", "b"}, "transformed": {"a"}, "transposed": {"b"}}
+    if areas == "one":
+        assert set() < set(placed) <= kinds[what]
+    else:
+        assert set(placed) == (set() if areas == "none" else kinds[what])
 
 
 @pytest.mark.parametrize("step", [0, 1100])

@@ -125,3 +125,27 @@ def test_an_input_that_cannot_be_read_while_c_is_begun(folder, started, monkeypa
         folder / "x", folder / "x", folder / "c", transpose_b=True, device="cpu", resume=True
     ).blocks
     assert np.array_equal(zarr.open_array(folder / "c")[...], np.full((300, 300), 200, "f4"))
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_who_begins_c(folder, started, monkeypatch, near):
+    """The user's function is called on the user's thread. Nobody could stop a thread that waits for a store
+    which does not answer, so C is begun there on the user's thread, too."""
+    real, threads = opening.create_target, []
+
+    def create(*args, **options):
+        threads.append(threading.current_thread())
+        options["notice"]("something about C")
+        return real(*args, **options)
+
+    monkeypatch.setattr(destination.opening, "create_target", create)
+    if not near:
+        monkeypatch.setattr(destination.addresses, "local_path", lambda spec: None)
+
+    def notice(text):
+        threads.append(threading.current_thread())
+        assert text == "something about C"
+
+    x = folder / "x"
+    ooc_gemm.multiply(x, x, folder / "c", transpose_b=True, device="cpu", notice=notice)
+    assert [thread is threading.main_thread() for thread in threads] == [not near, True]

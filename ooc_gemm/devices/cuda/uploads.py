@@ -5,7 +5,6 @@ slot, or place of a thread ──2-D copy──► area of `Staging` ──conve
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from threading import Lock
@@ -19,6 +18,7 @@ from ...cuda_kernels.product import Operand
 from ...cuda_kernels.transposition import Transposition
 from ...engine.overflow import Overflow
 from ...engine.ports import UPLOAD, Array, Operation
+from ...planning.ledger import staged_area
 from ...planning.plan import Plan
 from ...planning.schedule import Piece
 from ...support.onward import Onward
@@ -34,29 +34,24 @@ class Staging:
     """Memory in which pieces lie as they are stored: one area for pieces that come from slots, one after the
     other, and some for pieces that come from places of threads, several at a time."""
 
-    def __init__(self, memory: Any, size: int, count: int):
-        """memory: an array on the device. size: bytes of an area. count: areas besides the first."""
+    def __init__(self, memory: Any, size: int):
+        """memory: an array on the device. size: bytes of an area."""
         self.memory, self.first, self.lock = memory, memory.data.ptr, Lock()
-        """The lock is held while work on an area is given to a stream."""
-        self._free = deque[tuple[int, Event | None]](
-            (self.first + size * number, None) for number in range(1, count + 1)
-        )
+        """The lock is held while work on an area is given to the stream."""
+        self.free: list[int] = [self.first + at for at in range(size, memory.size - size + 1, size)]
+        """Addresses of the other areas that nobody has."""
 
     def take(self) -> int | None:
-        """Return the address of an area, which is then the caller's; None where all are taken. Waits for what
-        the device still does with it."""
-        with self.lock:
-            if not self._free:
-                return None
-            at, before = self._free.popleft()
-        if before:
-            before.synchronize()
-        return at
+        """Return the address of an area, which is then the caller's; None where all are taken."""
+        try:
+            return self.free.pop()
+        except IndexError:
+            return None
 
-    def give(self, at: int, after: Event | None = None) -> None:
-        """Give an area back. after: when the device no longer needs it."""
-        with self.lock:
-            self._free.append((at, after))
+    def give(self, at: int) -> None:
+        """Give an area back when all work on it has been given to the stream, in which the next copy into it
+        follows."""
+        self.free.append(at)
 
 
 class Uploads:
@@ -76,8 +71,7 @@ class Uploads:
         self._transforms = Transforms(operation, layout, allocate, device.runtime, stream)
         self._staging: Staging | None = None
         if "staging" in arrays:
-            count = arrays["staging"].size // plan.slot_bytes - 1
-            self._staging = Staging(arrays["staging"], plan.slot_bytes, count)
+            self._staging = Staging(arrays["staging"], staged_area(plan.slot_bytes))
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Start a 2-D copy into the panel. If the type or the orientation differs, or elements are
@@ -130,7 +124,7 @@ class Uploads:
             with staging.lock:
                 self._place_piece(piece, dtype, piece.shape, at, buffer)
                 placed = self._timing.points.record(stream)
-            staging.give(at, placed)
+            staging.give(at)
             return placed
 
         packed = driver.place(self._device.index, stream, arrived, at, pitch * size)

@@ -86,6 +86,7 @@ class Job(NamedTuple):
     """Bytes of each row."""
     rows: int = 1
     apart: int = 0
+    """Bytes from row to row; the size of a file that comes from a device, which ends with zeros."""
 
 
 class Transfer:

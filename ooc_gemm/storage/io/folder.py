@@ -53,19 +53,20 @@ class Folder:
                     yield before[at : at + 1], stamps_of(row)
             return
 
-        def look_into(first: int) -> list[tuple[Numbers, Stamps]]:
+        def look_into(first: int) -> Iterator[tuple[Numbers, Stamps]]:
             some = [self.path(folder) for folder in folders[first : first + SHARE]]
-            return [
-                (np.hstack([before[first:][at], in_names[:, : last.count("*")]]), stamps_of(rows))
-                for at, in_names, rows in files_of(some, last)
-            ]
+            for at, in_names, rows in files_of(some, last):
+                yield np.hstack([before[first:][at], in_names[:, : last.count("*")]]), stamps_of(rows)
+
+        def all_of(first: int) -> list[tuple[Numbers, Stamps]]:
+            return list(look_into(first))
 
         for first in range(0, len(folders), THREADS * SHARE):
             shares = range(first, min(len(folders), first + THREADS * SHARE), SHARE)
             if len(shares) == 1:
                 yield from look_into(first)
             else:
-                for found in side_by_side([partial(look_into, share) for share in shares]):
+                for found in side_by_side([partial(all_of, share) for share in shares]):
                     yield from found
 
     def folders(self, pattern: str) -> Sequence[str]:

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from . import native
 
 Numbers = npt.NDArray[np.int64]
-"""For each file a row: its size, the times of its last modification and of its last change in ns, its number,
-and that of its file system. The size of a file that cannot be looked at is −1."""
+"""Numbers that names hold; or for each file a row: its size, the times of its last modification and of its
+last change in ns, its number, and that of its file system. The size of a file that cannot be looked at is
+−1."""
 _COLUMNS, _IN_NAME, _FILES = 5, 2, 1024
 """Numbers of a file, most numbers in its name, and files that one call looks at."""
 _found = native.loaded()

@@ -36,11 +36,11 @@ def requests(latency: float, piece: int) -> int:
 
 
 OPENER = "ooc-gemm opener"
-"""Name of the threads that send requests before there is a plan."""
+"""Name of the threads that look at stores and folders."""
 
 
 def side_by_side(works: Sequence[Callable[[], T]]) -> list[T]:
-    """Make calls that wait for a store at the same time, and return what each of them returns. Raises the
-    error of the first call that fails."""
+    """Make calls that wait for a store, or for the system, at the same time, and return what each of them
+    returns. Raises the error of the first call that fails."""
     with ThreadPoolExecutor(len(works), OPENER) as pool:
         return [found.result() for found in [pool.submit(work) for work in works]]

@@ -120,7 +120,7 @@ class Target(Generic[S]):
         return self._ended(part.chunk, end, len(data), write)  # or `write` says what the matter is
 
     def _bring(self, parts: Sequence[Part], inward: Inward) -> Callable[[], int]:
-        """Start to write whole chunks that a device has, as of `start`. The function returned returns 0 where
+        """Start to write chunks that a device has, as of `start`. The function returned returns 0 where
         that was not possible."""
         assert self.sink.bring, "there is a background"
         try:
