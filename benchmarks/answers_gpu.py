@@ -10,15 +10,12 @@ but count here as if every pass read them. Exit status 1: a bar was missed or th
 """
 
 import json
-import os
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from threading import local
 from typing import Any
@@ -28,6 +25,7 @@ import cupy
 import cupyx
 import numpy as np
 import zarr
+from heads import head
 
 import ooc_gemm
 from ooc_gemm.statistics.components import planned
@@ -243,13 +241,7 @@ def main(
         shutil.rmtree(place, ignore_errors=True)
     for row in cases:
         row["missed"] = judge(row)
-    report = {
-        "suite": "gpu answers",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
-        "device": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
-        "machine": {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
-        "versions": {"cupy": cupy.__version__, "numpy": np.__version__, "zarr": zarr.__version__},
+    report = head("gpu answers", commit) | {
         "repeat": repeat,
         "cases": cases,
     }

@@ -10,21 +10,18 @@ Processes of both kinds take turns. The median counts. Exit status 1: a bar was 
 """
 
 import json
-import os
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
-import cupy
 import numpy as np
 import zarr
+from heads import head, with_cache
 
 RESULTS = Path(__file__).resolve().parent / "results"
 WHOLE, MORE = 1.25, 0.8
@@ -50,9 +47,8 @@ def make(path: Path, n: int) -> None:
 
 def seconds(command: list[str], cache: Path | None = None) -> float:
     """Run a command to its end, and return the seconds that it took."""
-    env = os.environ | ({"OOC_GEMM_CACHE": str(cache)} if cache else {})
     start = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True, env=env)
+    subprocess.run(command, check=True, capture_output=True, env=with_cache(cache))
     return time.perf_counter() - start
 
 
@@ -82,13 +78,7 @@ def main(repeat: int, commit: str | None, out: Path) -> None:
     middle = {name: statistics.median(times[1:]) for name, times in found.items()}
     ratio, more = middle["whole"] / middle["cupy"], middle["empty cache"] - middle["full cache"]
     click.echo(f"{middle}\n512^3: {ratio:.2f} times (bar {WHOLE}); empty cache: {more:+.2f} s (bar {MORE})")
-    report = {
-        "suite": "gpu first products",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
-        "device": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
-        "machine": {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
-        "versions": {"cupy": cupy.__version__, "numpy": np.__version__, "zarr": zarr.__version__},
+    report = head("gpu first products", commit) | {
         "seconds": found,
         "median": middle,
         "whole_ratio": ratio,

@@ -11,8 +11,6 @@ exactly. Exit status 1: a bar was missed or a result is wrong.
 """
 
 import json
-import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -21,7 +19,6 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +26,11 @@ import click
 import cupy
 import numpy as np
 import zarr
+from heads import head, with_cache
 
 import ooc_gemm
-from ooc_gemm.support import remembered
+from ooc_gemm.run.rates import FILE
+from ooc_gemm.support import cache
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LIMITS = {"memory_limit": "8GiB", "device_memory_limit": "8GiB"}
@@ -167,11 +166,10 @@ def limits_of(result: Any, decoded: bool) -> dict[str, float]:
     return found
 
 
-def fresh(command: list[str], cache: Path | None = None) -> Run:
-    """Run a command in a process of its own. cache: a folder for what is remembered, instead of the usual."""
+def fresh(command: list[str], folder: Path | None = None) -> Run:
+    """Run a command in a process of its own. folder: for what is remembered, instead of the usual."""
     start = time.perf_counter()
-    env = os.environ | ({"OOC_GEMM_CACHE": str(cache)} if cache else {})
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, env=with_cache(folder))
     wall = time.perf_counter() - start
     if done.returncode:
         return {"problem": done.stderr[-500:], "wall_seconds": wall}
@@ -216,11 +214,11 @@ def measure(case: Case, place: Path, repeat: int) -> Run:
     cold = [fresh(command) for _ in range(repeat)]
     unmeasured = []
     with tempfile.TemporaryDirectory() as name:
-        cache = Path(name) / "cache"
+        kernels = Path(name) / "cache"
         for _ in range(repeat):
-            shutil.rmtree(cache, ignore_errors=True)  # the run before has learned rates
-            shutil.copytree(remembered.cache.folder(), cache, ignore=shutil.ignore_patterns("rates.json"))
-            unmeasured.append(fresh(command, cache))
+            shutil.rmtree(kernels, ignore_errors=True)  # the run before has learned rates
+            shutil.copytree(cache.folder(), kernels, ignore=shutil.ignore_patterns(FILE))
+            unmeasured.append(fresh(command, kernels))
     rate = result.plan.problem.flops / max(1e-9, result.stage_seconds["compute"])
     for path in (a, b, c):
         shutil.rmtree(path, ignore_errors=True)
@@ -282,14 +280,7 @@ def main(only: tuple[str, ...], repeat: int, tmpfs: Path, commit: str | None, ou
     start = time.perf_counter()
     info.measure_with(open_device("cuda"), [place])
     click.echo(f"measured rates: {time.perf_counter() - start:.1f} s")
-    commit = commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
-    report: Run = {
-        "suite": "gpu matrices",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit,
-        "device": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
-        "machine": {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
-        "versions": {"cupy": cupy.__version__, "numpy": np.__version__, "zarr": zarr.__version__},
+    report: Run = head("gpu matrices", commit) | {
         "repeat": repeat,
         "cases": [],
     }

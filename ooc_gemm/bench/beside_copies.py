@@ -110,13 +110,8 @@ class _Copies:
 
             def done() -> int:
                 view, nbytes = end()
-                if onward and onward.taken:
-                    sent = onward.sent()
-                else:
-                    if onward:
-                        onward.dropped()
-                    sent = session.upload(view, piece, 0)
-                copied[buffer.ctypes.data] = sent
+                sent = onward.ended() if onward else None
+                copied[buffer.ctypes.data] = sent or session.upload(view, piece, 0)
                 return nbytes
 
             return done

@@ -346,8 +346,8 @@ class Uploads(HostMemory, Protocol):
         once the event has completed."""
 
     def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int) -> Onward | None:
-        """Return the place on the device of a piece, if others than `upload` can copy it there. Where that
-        was `taken`, `sent` must be called when all of the piece has been copied, and otherwise `dropped`.
+        """Return the place on the device of a piece, if others than `upload` can copy it there. Its `ended`
+        must be called when the piece has been read.
         `dtype`: the type of its elements as they are stored."""
 
 

@@ -48,11 +48,9 @@ def read(
                     view, nbytes = end()
                     trace.add("read", start, nbytes=nbytes, operand=piece.operand, chunk=piece.chunk)
                     slot.view = view
-                if onward and onward.taken:
-                    ring.release(slot, task, onward.sent())
+                if onward and (arrived := onward.ended()):
+                    ring.release(slot, task, arrived)
                 else:
-                    if onward:
-                        onward.dropped()
                     session.prepare(slot.data)
                     _upload(ring, session, slot, task, aside)
     except Stopped:

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from ..storage.write.target import Target
 from ..support.errors import InputChangedError, InputError, RangeError
 from ..support.shared import in_thread
 from .labels import own_coordinate
-from .observer import Observer
+from .observer import Notice, Observer
 from .prepare import Job
 from .request import Request
 from .settle import Log
@@ -40,9 +39,9 @@ def continued(request: Request) -> Iterator[Log | None]:
 
 
 @contextmanager
-def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
+def destination(job: Job, observer: Observer, notice: Notice | None) -> Iterator[tuple[Any, Any]]:
     """Yield the target that C is written to, and the NumPy array if C is one. C becomes an array when the
-    body succeeds."""
+    body succeeds. notice: called with sentences for the user while C is begun."""
     c, sources = job.request.c, job.sources
     if isinstance(job.log, Finished):
         yield None, None
@@ -54,7 +53,7 @@ def destination(job: Job, observer: Observer) -> Iterator[tuple[Any, Any]]:
         array = (np.zeros if job.request.triangle else np.empty)(job.output.shape, job.output.dtype)
         yield in_memory.ArrayTarget(array, job.plan.problem.c, job.operation.leaves), array
         return
-    target = _begun(job, observer)
+    target = _begun(job, notice)
     try:
         if "c" in sources:
             old = sources["c"].snapshot
@@ -80,23 +79,19 @@ def beginning(job: Job, observer: Observer) -> Iterator[Callable[[], tuple[Any, 
     prevents it. A store that is far away may not answer, for which nobody could stop waiting then."""
     is_near = addresses.local_path(job.request.c) is not None
     if not (is_near and job.works and _is_new(job)):
-        with destination(job, observer) as found:
+        with destination(job, observer, observer.notice) as found:
             yield lambda: found
         return
-    said = list[str]()
-    aside = replace(observer, notice=said.append) if observer.notice else observer
-    whole = destination(job, aside)
+    notice, said = observer.notice, list[str]()
+    whole = destination(job, observer, said.append if notice else None)
     coming = in_thread("beginning", whole.__enter__)
 
-    def pass_on() -> None:
-        """Call the user's function on the user's thread."""
-        while said and observer.notice:
-            observer.notice(said.pop(0))
-
     def begun() -> tuple[Any, Any]:
-        found = coming.result()
-        pass_on()
-        return found
+        try:
+            return coming.result()
+        finally:  # the user's function is called on the user's thread, also of a C that cannot be begun
+            while notice and said:
+                notice(said.pop(0))
 
     try:
         yield begun
@@ -106,7 +101,6 @@ def beginning(job: Job, observer: Observer) -> Iterator[Callable[[], tuple[Any, 
             raise
     else:
         whole.__exit__(None, None, None)
-        pass_on()
 
 
 def _is_new(job: Job) -> bool:
@@ -114,7 +108,7 @@ def _is_new(job: Job) -> bool:
     return job.log is None and job.operation.beta == 0 and not job.request.fills
 
 
-def _begun(job: Job, observer: Observer) -> Target[Publication]:
+def _begun(job: Job, notice: Notice | None) -> Target[Publication]:
     """Mark the stored C as unfinished, and return its target."""
     c, block, log = job.request.c, job.operation.leaves, job.log
     updates = job.operation.beta != 0 or job.request.fills
@@ -125,7 +119,7 @@ def _begun(job: Job, observer: Observer) -> Target[Publication]:
     if isinstance(log, Journal):  # nothing was made yet: what is there may be of a run before
         log.close()
     force = job.request.force or log is not None
-    return opening.create_target(c, job.output, block, job.head, force, notice=observer.notice)
+    return opening.create_target(c, job.output, block, job.head, force, notice=notice)
 
 
 def _write_coordinates(job: Job, observer: Observer) -> None:

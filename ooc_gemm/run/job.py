@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 from ..planning.schedule import Block
@@ -156,7 +155,6 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
     ):
         readers = {name: opened.source for name, opened in sources.items()}
 
-        @cache
         def stored() -> Any:
             (target, _), c = begun(), plan.problem.c
             if not job.request.finish:

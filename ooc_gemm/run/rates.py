@@ -34,7 +34,7 @@ Place = tuple[Path | None, int]
 Folder = dict[str, float]
 """Rates of a file system, in bytes per second, by what is done, such as "read", "decode" or, for what one
 compressor has made, "decode zstd 0 float32"; `turns`, `entering`, `leaving` and `piece_seconds` as in
-`Rates`."""
+`Rates`; `begin_seconds`, what a product takes besides all bytes."""
 THREADS = 16
 """The most threads at which reads from memory are expected to become faster."""
 COPIED, DECODED = 4e9, 1e9
@@ -134,8 +134,8 @@ def _folder(usual: Rates, system: str, found: dict[str, Any]) -> Folder:
     rates |= {name: value for name, value in measured.items() if value}
     rates.setdefault("write_cached", rates["write"])
     shares = SHARED_MEMORY if memory else usual.entering
-    ways = {"turns": usual.turns, "entering": shares, "leaving": shares, "piece_seconds": 0.0}
-    ways["begin_seconds"] = 0.0
+    seconds = {"piece_seconds": 0.0, "begin_seconds": 0.0}
+    ways = {"turns": usual.turns, "entering": shares, "leaving": shares} | seconds
     return ways | rates | {name: float(found[name]) for name in ways if name in found}
 
 

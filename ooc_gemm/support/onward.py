@@ -25,6 +25,14 @@ class Onward:
     taken: bool = False
     """Whether the piece goes there without `Uploads.upload`."""
 
+    def ended(self) -> Any:
+        """Return the event after which the piece is in its panel; None if it was not taken, and goes there by
+        `Uploads.upload`. This must be called once, when the read has ended."""
+        if self.taken:
+            return self.sent()
+        self.dropped()
+        return None
+
 
 @dataclass(frozen=True)
 class Inward:

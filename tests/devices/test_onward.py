@@ -119,7 +119,10 @@ def test_pieces_that_the_device_converts(memory, monkeypatch, what, devices, fai
     monkeypatch.setattr(CUDA, "reaches", lambda *_: True)
     if areas != "as many as pieces":
         staged, count = ledger.staged_bytes, 2 if areas == "one" else 1
-        limited = lambda *args: min(staged(*args), count * staged_area(args[2]))  # noqa: E731
+
+        def limited(budget, readers, slot):
+            return min(staged(budget, readers, slot), count * staged_area(slot))
+
         monkeypatch.setattr(ledger, "staged_bytes", limited)
         monkeypatch.setattr("ooc_gemm.devices.cuda.session.staged_bytes", limited)
     if fails:

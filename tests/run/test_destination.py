@@ -75,8 +75,9 @@ def started(folder, monkeypatch):
     return read
 
 
-def product(folder):
-    return ooc_gemm.multiply(folder / "x", folder / "x", folder / "c", transpose_b=True, device="cpu")
+def product(folder, **options):
+    x = folder / "x"
+    return ooc_gemm.multiply(x, x, folder / "c", transpose_b=True, device="cpu", **options)
 
 
 def test_c_is_begun_while_panels_are_read(folder, started, monkeypatch):
@@ -94,12 +95,14 @@ def test_c_is_begun_while_panels_are_read(folder, started, monkeypatch):
 def test_a_c_that_cannot_be_begun_ends_the_run(folder, started, monkeypatch):
     def create(*args, **options):
         assert started.wait(30)
+        options["notice"]("what stood there is removed")
         raise InputError("C cannot be created; choose another place")
 
     monkeypatch.setattr(destination.opening, "create_target", create)
-    before = threading.active_count()
+    before, said = threading.active_count(), []
     with pytest.raises(InputError, match="cannot be created; choose another place"):
-        product(folder)
+        product(folder, notice=said.append)
+    assert said == ["what stood there is removed"]
     assert sorted(path.name for path in folder.iterdir()) == ["x"]
     assert threading.active_count() <= before
 

@@ -24,7 +24,7 @@ from ...planning.schedule import Piece
 from ...support.buffers import Bytes
 from ...support.intervals import ceil_div, ranges
 from ...support.onward import Onward
-from .arrays import allocate
+from .arrays import allocate, copy_2d
 from .check import add_products
 from .gpu import FIRST, GPU
 from .pinned import HostMemory
@@ -124,24 +124,14 @@ class CUDAPasses(HostMemory):
         stream, size, (row, col) = self._streams[UPLOAD], self._panel.itemsize, piece.into
         at = self._arrays["panel", buffer].data.ptr + (row * self._pitch + col) * size
         if not self._plan.problem.converted:
-            self._copy(source, at, self._pitch * size, stream)
+            copy_2d(TO_DEVICE, at, self._pitch * size, source.ctypes.data, source.strides[0], source, stream)
             return self._record(stream)
         with self._staging:
             staged = self._arrays["staging"].data.ptr
-            self._copy(source, staged, source.shape[1] * source.itemsize, stream)
+            width = source.shape[1] * source.itemsize
+            copy_2d(TO_DEVICE, staged, width, source.ctypes.data, source.strides[0], source, stream)
             self._convert(source.dtype, source.shape, (staged, source.shape[1]), (at, self._pitch), stream)
             return self._record(stream)
-
-    @staticmethod
-    def _copy(source: Array, target: int, target_pitch: int, stream: Any) -> None:
-        """Start to copy a matrix to the device. `target_pitch`: bytes from row to row there."""
-        (rows, _), width = source.shape, source.shape[1] * source.itemsize
-        if source.size:
-            pitch = max(source.strides[0], width)
-            driver.copy(
-                TO_DEVICE, target, max(target_pitch, width), source.ctypes.data, pitch, width, rows,
-                stream.ptr,
-            )  # fmt: skip
 
     def _convert(
         self, dtype: np.dtype[Any], shape: tuple[int, ...], source: tuple[int, int], target: tuple[int, int],

@@ -44,10 +44,10 @@ class Archive:
         """The sizes are those of unpacked files, and the times those of the archive. Raises OSError."""
         found = os.stat(self._path)
         time, number, wanted = found.st_mtime_ns, identity(found), self._names(pattern)
-        some = [entry for entry in self._archive.infolist() if wanted.fullmatch(entry.filename)]
-        stamps = np.array([(entry.file_size, time, number) for entry in some], np.int64)
-        keys = (entry.filename[len(self._prefix) :] for entry in some)
-        yield numbered(keys, pattern), stamps.reshape(-1, 3)
+        every = self._archive.infolist()
+        some = [(match, entry) for entry in every if (match := wanted.fullmatch(entry.filename))]
+        stamps = np.array([(entry.file_size, time, number) for _, entry in some], np.int64)
+        yield numbered((match for match, _ in some), wanted.groups), stamps.reshape(-1, 3)
 
     def packs(self, pattern: str) -> bool:
         """Whether some of the files that match a pattern must be unpacked."""

@@ -46,7 +46,9 @@ class Folder:
         OSError."""
         above, _, last = pattern.rpartition("/")
         folders = [f"{key}/" for key in self._matching("", above.split("/"))] if above else [""]
-        before = numbered((folder[:-1] for folder in folders), above)
+        leads = numbers(above)
+        matches = (leads.fullmatch(folder[:-1]) for folder in folders)
+        before = numbered(filter(None, matches), leads.groups)
         if "*" not in last:
             for at, folder in enumerate(folders):
                 if len(row := look(self.path(folder + last))):

@@ -26,11 +26,11 @@ def numbers(pattern: str) -> re.Pattern[str]:
     return re.compile(re.escape(pattern).replace(r"\*", "(0|[1-9][0-9]{0,17})"))
 
 
-def numbered(keys: Iterable[str], pattern: str) -> Numbers:
-    """Return a row for each key that matches a pattern: the numbers that stand where it has `*`."""
-    wanted = numbers(pattern)
-    found = [[int(group) for group in match.groups()] for key in keys if (match := wanted.fullmatch(key))]
-    return np.array(found, np.int64).reshape(len(found), pattern.count("*"))
+def numbered(matches: Iterable[re.Match[str]], count: int) -> Numbers:
+    """Return a row for each match of a regular expression of `numbers`: the `count` numbers that it has
+    found."""
+    found = [[int(group) for group in match.groups()] for match in matches]
+    return np.array(found, np.int64).reshape(len(found), count)
 
 
 def files_of(folders: Sequence[str], pattern: str) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
@@ -71,9 +71,7 @@ def _with_python(folder: str, wanted: re.Pattern[str]) -> Iterator[tuple[Numbers
     with os.scandir(folder) as entries:
         for entry in entries:
             if (name := wanted.fullmatch(entry.name)) and len(row := look(entry.path)):
-                found = np.zeros((1, _IN_NAME), np.int64)
-                found[0, : len(name.groups())] = [int(group) for group in name.groups()]
-                yield found, row
+                yield numbered([name], wanted.groups), row
 
 
 def look(path: str) -> Numbers:

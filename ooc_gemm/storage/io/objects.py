@@ -95,9 +95,10 @@ class Objects:
         """Lists all keys, whatever the pattern. The third number of a stamp is 1."""
         wanted = numbers(pattern)
         for batch in self._listed():
-            some = [(key, found) for key, found in batch if wanted.fullmatch(key)]
+            some = [(match, found) for key, found in batch if (match := wanted.fullmatch(key))]
+            places = numbered((match for match, _ in some), wanted.groups)
             stamps = [(int(found["size"]), _tag(found), 1) for _, found in some]
-            yield numbered((key for key, _ in some), pattern), np.array(stamps, np.int64).reshape(-1, 3)
+            yield places, np.array(stamps, np.int64).reshape(-1, 3)
 
     def _listed(self) -> Iterator[list[tuple[str, Any]]]:
         """Yield keys and descriptions of objects, as many at a time as one answer names."""
