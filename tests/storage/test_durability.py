@@ -14,6 +14,7 @@ import pytest
 import zarr
 from small_runs import (
     OLD,
+    C,
     is_result,
     lines,
     make_inputs,
@@ -152,9 +153,14 @@ def test_many_chunks_are_flushed_together(events, monkeypatch):
 # ------------------------------------------------------------------------------------------ flushes that fail
 
 
-def lose(folder="c"):
-    """What was not flushed is lost, although nothing shows it."""
-    for path in Path(folder).rglob("*" + staging_folder.PENDING):
+def pending(folder="c"):
+    """The files of chunks that are not in their places."""
+    return set(Path(folder).rglob("*" + staging_folder.PENDING))
+
+
+def lose(safe=frozenset()):
+    """What was not flushed is lost, although nothing shows it. safe: files that were flushed."""
+    for path in pending() - safe:
         found = path.stat()
         path.write_bytes(bytes(found.st_size))
         os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
@@ -226,6 +232,47 @@ def test_a_journal_that_cannot_be_flushed_marks_nothing(monkeypatch):
     assert durable() == marked[0]
     run(0.5, resume=True)
     assert is_result(0.5)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_chunks_that_are_written_while_the_flush_of_the_journal_fails_are_made_again(
+    monkeypatch, beta, number
+):
+    if beta:
+        old_c()
+    """As another thread that writes does, whose chunk the flush of the disk before does not cover."""
+    safe, runs, lost, real_save = set(), [], [], publication.Publication.save
+    real_flush, real_fsync = files.flush, os.fsync
+    last = (C + beta * OLD)[250:, 208:].astype("f4").tobytes()
+
+    def save(self, everything=True):
+        runs.append(self)
+        real_save(self, everything)
+
+    def flush(folder):
+        before = pending()
+        real_flush(folder)
+        safe.update(before)
+
+    def fsync(file):
+        if safe and not lost and os.readlink(f"/proc/self/fd/{file}").endswith(JOURNAL):
+            runs[0].write((5, 4), last)
+            lost.extend(path.name for path in pending() - safe)
+            lose(safe)
+            raise OSError(number, os.strerror(number))
+        real_fsync(file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(publication.Publication, "save", save)
+        patched.setattr(files, "flush", flush)
+        patched.setattr(os, "fsync", fsync)
+        patched.setattr(publication, "SAVED_SECONDS", 0.0)
+        with pytest.raises(StoreError, match=os.strerror(number)):
+            run(beta)
+    assert "4.pending" in lost
+    run(beta, resume=True)
+    assert is_result(beta)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5])

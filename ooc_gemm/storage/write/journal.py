@@ -77,6 +77,11 @@ class Journal:
         """Seconds that should pass before the next call of `durable`."""
         return self._log.pause
 
+    @property
+    def failed(self) -> OSError | None:
+        """The error of a flush of the journal that failed; nothing more can be added."""
+        return self._log.failed
+
     def begin(self, head: dict[str, Any]) -> None:
         """Replace all lines by the head, which says what C is made of. Raises what `Log.replace` raises."""
         self.head = {"version": VERSION, **head}

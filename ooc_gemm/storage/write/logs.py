@@ -29,6 +29,10 @@ class Log(Protocol):
     def pause(self) -> float:
         """Seconds that should pass before the next `flush`."""
 
+    @property
+    def failed(self) -> OSError | None:
+        """The error after which nothing more can be added, because it is unknown which lines the disk has."""
+
     def read(self) -> bytes:
         """Return the lines that an earlier run has left."""
 
@@ -63,7 +67,8 @@ class LockedFile:
         self._path, self._name = folder / JOURNAL, name
         self._size = 0
         """Bytes of all complete lines."""
-        self._failed: OSError | None = None
+        self.failed: OSError | None = None
+        """The error of the first flush that failed, or of lines that were written in part."""
         self._in_background = False
         self._owner: Path | None = None
         self._file = self._open(create)
@@ -101,8 +106,8 @@ class LockedFile:
 
     def append(self, lines: bytes) -> int:
         """Removes what was written of the lines where not all of it could be."""
-        if self._failed:
-            raise OSError(self._failed.errno, self._failed.strerror)
+        if self.failed:
+            raise OSError(self.failed.errno, self.failed.strerror)
         try:
             if self._in_background and background.THERE:
                 background.append(self._file.fileno(), lines, str(self._path))
@@ -112,7 +117,7 @@ class LockedFile:
             try:
                 self._file.truncate(self._size)
             except OSError:  # a line would follow a part of this one
-                self._failed = error
+                self.failed = error
             raise
         self._size += len(lines)
         return self._size - len(lines)
@@ -145,12 +150,12 @@ class LockedFile:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            self._failed = error
+            self.failed = error
             raise
 
     def blank(self, spans: Iterable[tuple[int, int]]) -> None:
         """Opens the file again, because this descriptor can only append."""
-        self._failed = self._failed or OSError(errno.EIO, os.strerror(errno.EIO))
+        self.failed = self.failed or OSError(errno.EIO, os.strerror(errno.EIO))
         file = os.open(self._path, os.O_WRONLY | files.NOFOLLOW)
         try:
             for start, stop in spans:
@@ -183,6 +188,7 @@ class ObjectLog:
         self._objects, self._name, self._version = objects, name, version
         self._lines, self._lock = bytearray(lines), Lock()
         self._closed = False
+        self.failed = None
         self.life = uuid.uuid4().hex
         self.pause = 0.0
         """Ten times the seconds that the last flush took."""

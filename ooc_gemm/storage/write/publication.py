@@ -151,7 +151,7 @@ class Publication:
         if self._old is not None and was != self._was(chunk):
             raise self._changed(chunk, "updated")
         with self._lock:
-            if failed := self.staging.failed:
+            if failed := self._failed:
                 raise OSError(failed.errno, failed.strerror)
             self._log.add(chunk, now, was)
             self._waiting.append(chunk)
@@ -177,9 +177,14 @@ class Publication:
             finally:
                 with self._lock:
                     self._waiting += chunks
-                if self.staging.failed:
+                if self._failed:
                     self._give_up()
             self._saved = time.monotonic()
+
+    @property
+    def _failed(self) -> OSError | None:
+        """The error of the first flush that failed, of chunks or of the journal."""
+        return self.staging.failed or (self._log.failed if self._log else None)
 
     def _give_up(self) -> None:
         """Undo the chunks that were written since the flush before, because a flush has failed: they may be
