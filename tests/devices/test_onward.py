@@ -163,8 +163,12 @@ def test_pieces_that_the_device_converts(memory, monkeypatch, what, devices, fai
         assert set(placed) == (set() if areas == "none" else kinds[what])
 
 
-@pytest.mark.parametrize("step", [0, 1100])
-def test_a_slot_that_is_not_pinned_is_uploaded_unless_there_are_places(memory, monkeypatch, step):
+@pytest.mark.parametrize("step", [0, 1100, 100_000])
+@pytest.mark.parametrize("part", [4096, 1 << 20])
+def test_a_slot_that_is_not_pinned_is_uploaded_unless_there_are_places(memory, monkeypatch, step, part):
+    """Threads have parts of chunks, or whole ones, which take several steps or one."""
+    monkeypatch.setattr(files, "LEAST_PART", part)
+    monkeypatch.setattr(background, "TASK_BYTES", 1)
     a = RNG.integers(-9, 9, (900, 900)).astype("f4")
     make(memory / "a", a, compressors=None, chunks=(100, 100))
     monkeypatch.setattr(budget, "STEP_BYTES", step)

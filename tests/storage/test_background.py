@@ -175,6 +175,37 @@ def test_many_transfers_from_many_threads(memory):
         assert all(pool.map(copied, range(12)))
 
 
+def test_half_of_the_threads_read_where_there_is_something_to_read(memory):
+    """To open a pipe takes until somebody opens its other end."""
+    count, path = background.THREADS, memory / "x"
+    path.write_bytes(b"read")
+    ends = [memory / f"{kind}{number}" for kind in "rw" for number in range(count)]
+    for end in ends:
+        os.mkfifo(end)
+
+    def started(end, flags, data):
+        return background.Transfer([Job(str(end), 0, len(data))], flags, data)
+
+    def let_go(some, flags):
+        for end in some:
+            os.close(os.open(end, flags))
+
+    begun = [started(end, os.O_RDONLY, np.empty(1, np.uint8)) for end in ends[:count]]
+    begun += [started(end, os.O_WRONLY, np.zeros(1, np.uint8)) for end in ends[count:]]
+    into = np.empty(4, np.uint8)
+    last = started(path, os.O_RDONLY, into)
+    let_go(ends[:count], os.O_WRONLY)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(last.end)
+        try:
+            assert done.result(timeout=30)
+        finally:
+            let_go(ends[count:], os.O_RDONLY)
+    assert into.tobytes() == b"read"
+    for transfer in begun:
+        assert not transfer.end()  # nothing is read at an offset of a pipe
+
+
 LAYOUTS = {
     "one": {"chunks": (2000, 2000)},
     "many": {"chunks": (64, 50)},

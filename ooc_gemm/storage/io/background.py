@@ -107,9 +107,8 @@ class Transfer:
         self._libraries = _there(jobs[0].path)
         self._kept = buffer, *(given := _packed(jobs))  # until all is there
         size, memory = (0, None) if buffer is None else (len(buffer), buffer.ctypes.data)
-        together = 1 if parts > 1 or buffer is None else max(1, TASK_BYTES * len(jobs) // max(1, size))
         self._transfer = self._libraries.quick.transfers_start(
-            *given, len(jobs), flags, memory, parts, together, device
+            *given, len(jobs), flags, memory, parts, together(jobs, buffer, parts), device
         )
         if self._transfer is None:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), jobs[0].path)
@@ -120,6 +119,14 @@ class Transfer:
         quick, slow, _ = self._libraries
         library = quick if quick.transfers_ended(self._transfer) else slow
         return not library.transfers_end(self._transfer)
+
+
+def together(jobs: Sequence[Job], buffer: Bytes | None, parts: int) -> int:
+    """Return how many jobs a thread carries out one after the other: several where they are short. Only what
+    is read for a single one goes to a device from a place of the thread. parts: as of `Transfer`."""
+    if parts > 1 or buffer is None:
+        return 1
+    return max(1, TASK_BYTES * len(jobs) // max(1, len(buffer)))
 
 
 def read(jobs: Sequence[Job], buffer: Bytes, quick: bool) -> bool:

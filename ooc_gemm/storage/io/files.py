@@ -349,8 +349,7 @@ def start_read(
     if _cores() <= FEW_CORES and len(into) <= SHORT_PART * len(jobs) and all(job.rows == 1 for job in jobs):
         return partial(background.read, jobs, into, quick=True)
     parts = max(1, min(PARTS, len(into) // (len(jobs) * LEAST_PART)))
-    size = len(into) // (len(jobs) * parts)
-    if onward and not onward.pinned and not (parts > 1 and 0 < onward.step < size):
+    if onward and not onward.pinned and not (onward.step and background.together(jobs, into, parts) == 1):
         onward = None
     packed = onward.packed + _COLUMNS.pack(*columns, onward.step, onward.pinned, 0) if onward else None
     transfer = background.Transfer(jobs, os.O_RDONLY | NONBLOCK, into, parts, packed)

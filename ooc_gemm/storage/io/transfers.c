@@ -109,7 +109,12 @@ struct Transfer {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t begun = PTHREAD_COND_INITIALIZER, ended = PTHREAD_COND_INITIALIZER;
-static Task *head, **tail = &head;
+// Tasks that read, or tasks that write, in the order in which they came.
+typedef struct {
+    Task *head, **tail;
+    int busy;  // threads that have one
+} Queue;
+static Queue queues[2] = {{NULL, &queues[0].head, 0}, {NULL, &queues[1].head, 0}};
 static int threads, busy, asleep, queued, waiting, most_threads = MOST_THREADS;
 
 // The number of this interface, which the loader compares: a library of another version is not used.
@@ -214,21 +219,21 @@ static int free_place(const Beside* own, const Device* device) {
     }
 }
 
-// Reads the bytes of a task in steps, sends each on, and records the event after those of the last task. A step takes
-// a place of this thread if one is free. Otherwise it takes its own place in the memory of the transfer, or waits where
-// that is not pinned.
+// Reads the bytes of a task in steps, sends each on, and records the event after those of the last task. A step of a
+// single job takes a place of this thread if one is free. Otherwise it takes its own place in the memory of the
+// transfer, or waits where that is not pinned.
 static int pass_on(Transfer* transfer, const Task* task, Beside* own) {
     const Device* device = &transfer->device;
     const Job* job = task->jobs;
-    int64_t unit = job->rows > 1 ? job->nbytes : 1, size = bytes_of(task), step = size;
+    int64_t unit = job->rows > 1 ? job->nbytes : 1, size = bytes_of(task), step = 0;
     if (device->use(device->context)) return NOT_COPIED;
-    if (task->count == 1 && size > device->step)
-        step = step_of(own, device, unit > device->width ? unit : device->width);
-    if (!step) step = size;
+    if (task->count == 1) step = step_of(own, device, unit > device->width ? unit : device->width);
+    int places = step ? SENDING : 0;
+    if (!step || step > size) step = size;
     for (int64_t at = 0; at < size; at += step) {
         int64_t nbytes = size - at < step ? size - at : step;
         char* memory = task->memory + at;
-        int place = step < size ? free_place(own, device) : SENDING;
+        int place = places ? free_place(own, device) : SENDING;
         void* event = place < SENDING ? mark(own, device, place) : NULL;
         if (event) own->last[place] = event, memory = own->memory + place * own->nbytes;
         int error =
@@ -289,28 +294,38 @@ static int bring(const Transfer* transfer, const Task* task, Beside* own) {
     return error;
 }
 
+// Returns the queue from which a thread takes its next task; NULL where both are empty. While there is something to
+// read, at most half of the threads write: a device waits for what is read, and for what is written much later. The
+// lock is held.
+static Queue* next_queue(void) {
+    Queue *reads = &queues[0], *writes = &queues[1];
+    if (writes->head && (!reads->head || writes->busy < threads / 2)) return writes;
+    return reads->head ? reads : NULL;
+}
+
 static void* work(void* unused) {
     (void)unused;
     Beside own = {0};
     pthread_mutex_lock(&lock);
     for (;;) {
-        while (!head) {
+        Queue* queue;
+        while (!(queue = next_queue())) {
             asleep++;
             pthread_cond_wait(&begun, &lock);
             asleep--;
         }
-        Task* task = head;
-        if (!(head = task->next)) tail = &head;
-        queued--, busy++;
+        Task* task = queue->head;
+        if (!(queue->head = task->next)) queue->tail = &queue->head;
+        queued--, busy++, queue->busy++;
         pthread_mutex_unlock(&lock);
         Transfer* transfer = task->transfer;
-        int write = (transfer->flags & O_ACCMODE) != O_RDONLY;
+        int write = queue == &queues[1];
         int error = !transfer->device.take ? carry_out(task->path, task->jobs, task->count, task->first, task->size,
                                                        transfer->flags, task->memory)
                     : write                ? bring(transfer, task, &own)
                                            : pass_on(transfer, task, &own);
         pthread_mutex_lock(&lock);
-        busy--;
+        busy--, queue->busy--;
         if (error) transfer->error = error;
         // The one that waits may free the transfer as soon as nothing of it is left.
         if (atomic_fetch_sub(&transfer->left, 1) == 1 && waiting) pthread_cond_broadcast(&ended);
@@ -383,9 +398,10 @@ Transfer* transfers_start(const char* paths, const Job* jobs, int64_t count, int
         start_thread();
     }
     int wakes = tasks < asleep ? (int)tasks : asleep, there = threads;
+    Queue* queue = &queues[(flags & O_ACCMODE) != O_RDONLY];
     for (int64_t i = 0; there && i < tasks; i++) {
-        *tail = &transfer->tasks[i];
-        tail = &transfer->tasks[i].next;
+        *queue->tail = &transfer->tasks[i];
+        queue->tail = &transfer->tasks[i].next;
         queued++;
     }
     pthread_mutex_unlock(&lock);
