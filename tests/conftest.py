@@ -120,12 +120,13 @@ class RecordingSession(CPUSession):
         self.log.append(("upload", kind, buffer))
         return super().upload(source, piece, buffer)
 
-    def multiply(self, block, panel, p, c, first):
+    def multiply(self, block, panel, pair, c, first):
+        p = pair[1]
         assert not self.filled.get(("panel", p)), "a panel is used before its uploads are waited for"
         self.used[p] = set()
         self.finished.pop(c, None)
         self.log.append(("multiply", p, c, first))
-        super().multiply(block, panel, p, c, first)
+        super().multiply(block, panel, pair, c, first)
 
     def mirror(self, block, c):
         assert block.diagonal

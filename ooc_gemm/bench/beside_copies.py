@@ -88,7 +88,7 @@ class _Copies:
         for piece in self._pieces:
             session.upload(_view(self._buffers[0]), piece, 0)
         session.wait(COMPUTE, session.record(UPLOAD))
-        session.multiply(self._block, (0, chunks.SIDE), 0, 0, True)
+        session.multiply(self._block, (0, chunks.SIDE), (0, 0), 0, True)
         session.record(COMPUTE).synchronize()
         session.finish(self._block, 0)
         self._pieces = [piece for piece in self._pieces if piece.operand == "a"]

@@ -177,7 +177,7 @@ def _timed(
             for view, piece in zip(views, pieces, strict=True):
                 session.upload(view, piece, 0)
             session.wait(COMPUTE, session.record(UPLOAD))
-            session.multiply(block, (0, depth), 0, 0, True)
+            session.multiply(block, (0, depth), (0, 0), 0, True)
             done = session.record(COMPUTE)
             session.wait(UPLOAD, done)
             rounds += 1

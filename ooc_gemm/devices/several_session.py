@@ -186,10 +186,12 @@ class SeveralSession:
             del self._arrived[index, buffer, panel]
         return tuple(session.record(PASS) for session in self.sessions)
 
-    def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
+    def multiply(
+        self, block: Block, panel: tuple[int, int], pair: tuple[int, int], c: int, first: bool
+    ) -> None:
         """Multiplies every band. A band that meets the diagonal is multiplied whole."""
         for session, band in self._blocks(block):
-            session.multiply(band, panel, p, c, first)
+            session.multiply(band, panel, pair, c, first)
 
     def mirror(self, block: Block, c: int, col: int = 0) -> None:
         """Mirrors the square of each band that meets the diagonal. `download` takes the rest of what lies

@@ -79,7 +79,6 @@ class _Pairs:
 
     def __init__(self, plan: Plan, session: Session, ring: Ring):
         self._plan, self._session, self._ring = plan, session, ring
-        self._panels = list(plan.panels())
         self._opened = 0
         self._used: dict[tuple[str, int], tuple[int, Event | None]] = {}
         """For each panel of op(A) and op(B): the last step that multiplies it, and the event after which that
@@ -94,7 +93,7 @@ class _Pairs:
         """Let readers fill the pairs of the steps after this one, before `stop`, as far as the device no
         longer needs what these hold. Readers then need not wait until the conductor has handed over the step
         before."""
-        for later in range(max(step + 1, self._opened), min(stop, step + self._plan.panel_buffers)):
+        for later in range(max(step + 1, self._opened), stop):
             before = self._before(later)
             if not all(event and event.done for event in before):
                 return
@@ -102,8 +101,8 @@ class _Pairs:
 
     def _before(self, step: int) -> set[Event | None]:
         """Return the events after which the device no longer needs what the pair of a step holds."""
-        a, b = self._buffers(step)
-        filled = [a, b] if self._plan.brings_a(step // len(self._panels)) else [b]
+        brings = self._plan.brings(step // self._plan.panel_count)
+        filled = [panel for panel, comes in zip(self._buffers(step), brings, strict=True) if comes]
         return {self._used[panel][1] for panel in filled if panel in self._used}
 
     def _open(self, step: int, before: set[Event | None]) -> None:
@@ -123,8 +122,8 @@ class _Pairs:
                 self._used[panel] = step, event
 
     def _buffers(self, step: int) -> tuple[tuple[str, int], tuple[str, int]]:
-        b = step % self._plan.panel_buffers
-        return ("a", self._plan.k_panels.a_buffer(self._panels[step % len(self._panels)], b)), ("b", b)
+        a, b = self._plan.pair(step)
+        return ("a", a), ("b", b)
 
 
 @quick_turns
@@ -176,14 +175,15 @@ def execute(
                     pairs.open_early(step, stop)
                 stored = stored or target()
                 wait_for_all(ring, session)
-                uploaded = session.record(UPLOAD, step % plan.panel_buffers)
+                pair = plan.pair(step)
+                uploaded = session.record(UPLOAD, pair[1])
                 pairs.open_early(step, min(stop, step + 2) if plan.found else stop)
                 if panel[0] == 0:
                     blocks[c].free()
                 for other in blocks:
                     other.check()
                 session.wait(COMPUTE, uploaded)
-                session.multiply(block, panel, step % plan.panel_buffers, c, first=panel[0] == 0)
+                session.multiply(block, panel, pair, c, first=panel[0] == 0)
                 pairs.multiplied(step)
                 if step == 0:
                     make_ready(writers, session, plan, stored, write_slots)

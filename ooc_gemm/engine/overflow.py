@@ -51,20 +51,29 @@ class Overflow:
             self._largest[key] = max(self._largest.get(key, 0), largest)
 
     def multiply(
-        self, block: Block, p: int, c: int, k: int, first: bool, resident: int | None = None
+        self,
+        block: Block,
+        pair: tuple[int, int],
+        c: int,
+        k: int,
+        first: bool,
+        stay: tuple[bool, bool] = (False, False),
     ) -> tuple[int, int]:
         """Update the bound of block `c`, and return the largest magnitudes in the panels of op(A) and op(B).
-        `resident`: the number of op(A)'s panel if it stays on the device. Raises RangeError if a sum in the
-        block may exceed int64."""
+        `pair`: their buffers. `stay`: whether they stay on the device; then the largest magnitude is that of
+        all panels that were in the buffer. Raises RangeError if a sum in the block may exceed int64."""
         if not self._wanted:
             return 0, 0
         if first:
             self.scale(c)
-        a = self._largest.pop(("a", p), 0) if resident is None else self._largest.get(("a", resident), 0)
-        b = a if block.diagonal else self._largest.pop(("b", p), 0)
+        a = self._take(("a", pair[0]), stay[0])
+        b = a if block.diagonal else self._take(("b", pair[1]), stay[1])
         a = b if block.band else a
         self._add(c, self._alpha * a * b * k)
         return a, b
+
+    def _take(self, panel: tuple[str, int], stays: bool) -> int:
+        return self._largest.get(panel, 0) if stays else self._largest.pop(panel, 0)
 
     def scale(self, c: int) -> None:
         """Begin with the bound of β·(old C) in block `c`. Raises RangeError if that may exceed int64."""

@@ -355,13 +355,15 @@ class Session(Uploads, Protocol):
     """The run of one plan on a device, with all of its buffers. Any thread may call methods other than
     `close`."""
 
-    def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
-        """Compute block c ← α·(panels p) + (β if first else 1)·block c.
+    def multiply(
+        self, block: Block, panel: tuple[int, int], pair: tuple[int, int], c: int, first: bool
+    ) -> None:
+        """Compute block c ← α·(panels) + (β if first else 1)·block c. `pair`: the buffers of the panels of
+        op(A) and op(B).
 
         For a block on the diagonal, the panel of op(A) is also that of op(B), and only what lies on and below
         the diagonal counts. For a band of such a block, the panel of op(A) is first copied from that of
-        op(B). If panels of op(A) stay on the device (`Panels.resident`), each has its own number, and the
-        kernel must not change it.
+        op(B). The kernel must not change panels that stay on the device (`Panels.resident`, `columns`).
         """
 
     def mirror(self, block: Block, c: int, col: int = 0) -> None:
@@ -397,7 +399,7 @@ class Session(Uploads, Protocol):
 
     def record(self, stream: str, pair: int | None = None) -> Event:
         """Return an event that completes when `stream` has done all work that it has been given so far.
-        `pair`: in the upload stream, the number of the pair of panels that is complete; all are where it is
+        `pair`: in the upload stream, the buffer of the panel of op(B) that is complete; all are where it is
         None."""
 
     def wait(self, stream: str, event: Event) -> None:

@@ -74,12 +74,21 @@ class Candidate(NamedTuple):
         is."""
         return 1 if self.panels.resident else ceil_div(p.n, self.bn)
 
+    def times_b(self, p: Problem) -> int:
+        """How many times op(B) is read if the cache holds nothing."""
+        return 1 if self.panels.columns else ceil_div(p.m, self.bm)
+
+    @property
+    def narrowing(self) -> bool:
+        """Whether blocks beside each other become narrower."""
+        return self.panels.resident and not self.panels.columns
+
     def fetches(self, p: Problem) -> tuple[int, int]:
         """How many times op(A) and op(B) are read from the store if the cache holds nothing; for a symmetric
         product, how many times A is. A team reads once what its workers need."""
-        down, across = ceil_div(p.m, self.bm), ceil_div(p.n, self.bn)
+        across = ceil_div(p.n, self.bn)
         once = 1 if self.panels.resident else ceil_div(across, self.team[1])
-        return once, ceil_div(down, self.team[0])
+        return once, ceil_div(self.times_b(p), self.team[0])
 
     def a_steps(self, p: Problem) -> tuple[int, int]:
         """Rows and columns between the cuts of A as stored, where op(A) is cut into panels."""

@@ -19,6 +19,7 @@ from .schedule import (
     column_edges,
     count_blocks,
     last_place,
+    places,
 )
 from .teams import ALONE, rounds
 from .traffic import downloaded_bytes, shared_columns, uploaded_again
@@ -245,7 +246,8 @@ class CostModel:
             return [self._reads_of(p.a, a, x, across, missed)]
         b = self._pass("b", p.b, *x.b_steps(p), slot)
         shares = _found_shares(x, a, b, down, across) if x.cache else (0.0, 0.0)
-        each = zip((p.a, p.b), (a, b), (x.times_a(p), down), x.fetches(p), shares, strict=True)
+        times = x.times_a(p), x.times_b(p)
+        each = zip((p.a, p.b), (a, b), times, x.fetches(p), shares, strict=True)
         found = [
             self._reads_of(s, one, x, times, (1 - share) * (fetches / max(1, times)))
             for s, one, times, fetches, share in each
@@ -283,7 +285,7 @@ class CostModel:
         multiplying = p.flops / rates.flops * (1 + self._overhead(x))
         if rates.shared:
             return multiplying
-        calls = count_blocks(p, x.bm, x.bn, x.panels.resident)
+        calls = count_blocks(p, x.bm, x.bn, x.narrowing)
         if p.symmetric:  # a block on the diagonal is made in strips
             calls += ceil_div(p.m, x.bm) * (min(DIAGONAL_STRIPS, ceil_div(x.bm, LEAST_STRIP)) - 1)
         return max(multiplying, calls * len(x.panels) * rates.piece_seconds)
@@ -293,9 +295,10 @@ class CostModel:
         written for each panel, and tiles stand out over the edges of blocks."""
         p, rates = self._problem, self.rates
         passes = len(x.panels) + (REDUCED if p.found_bytes else 0.0)
-        width = p.n / max(1, len(column_edges(p, x.bn, True)) - 1) if x.panels.resident else x.bn
+        width = p.n / max(1, len(column_edges(p, x.bn, True)) - 1) if x.narrowing else x.bn
         thin = rates.thin * passes / max(1, p.k) + rates.edge / x.bm + rates.edge / width
         thin += rates.ready_again / width if x.panels.resident else 0.0
+        thin += rates.ready_again / x.bm if x.panels.columns else 0.0
         down = max(1, ceil_div(p.m, x.bm))
         if p.symmetric and len(self._budget.weights) > 1:  # blocks on the diagonal are made whole
             thin += 1 / down
@@ -310,24 +313,32 @@ class CostModel:
         Multiplying waits for the first panels; the last multiplication for the last reads, which share the
         store with the writes before; writing for the first block. The last write-back begins when the first
         strip of the last multiplication is done."""
-        rates, blocks = self.rates, count_blocks(self._problem, x.bm, x.bn, x.panels.resident)
+        rates, p = self.rates, self._problem
+        blocks = count_blocks(p, x.bm, x.bn, x.narrowing)
         panels = max(1, blocks * len(x.panels))
         entering = entering_seconds(stages, rates)
-        opening = panels * rates.turn_seconds * rates.devices
+        turns = (ceil_div(p.m, x.bm) + ceil_div(p.n, x.bn)) * len(x.panels) if x.panels.columns else panels
+        opening = turns * rates.turn_seconds * rates.devices
         bringing = self._bringing_seconds(entering, stages) + opening
         each_read, each_multiply = bringing / panels, stages["compute"] / panels
         first, before, last = self._shares(x)
         if x.c_buffers == 1:
             last = 1.0
         leaving = leaving_seconds(stages, rates)
-        strips = 1 if self._problem.check_itemsize else EARLY_STRIPS
+        strips = 1 if p.check_itemsize else EARLY_STRIPS
         tail = max(each_multiply, last * leaving) + min(each_multiply, last * leaving) / strips
         hidden = leaving * (1 - last)
         filled = each_read + stages["upload"] / panels
         store = taking_turns(entering, hidden, rates.turns) + opening
         brought = max(store, bringing, each_read + stages["upload"])
         until_tail = max(filled + stages["compute"] - each_multiply, brought)
-        if x.panels.resident:  # the first block waits for all of op(A), and for its share of the others
+        slower = (entering + opening) / max(1e-9, stages["read"])
+        if x.panels.columns:
+            made_first, made_last = self._made(
+                x, stages["compute"], [slower * each.seconds for each in reads]
+            )
+            until_tail = max(brought, made_last - each_multiply)
+        elif x.panels.resident:  # the first block waits for all of op(A), and for its share of the others
             slower = entering / max(1e-9, stages["read"])
             of_a, *others = (each.seconds * slower for each in reads)
             first_block = of_a + first * sum(others)
@@ -337,10 +348,33 @@ class CostModel:
                 first_block / max(1, len(x.panels)) + stages["compute"] - each_multiply,
             )
         until_last = first * max(bringing, stages["compute"]) + hidden
+        if x.panels.columns:
+            until_last = made_first + hidden
         ends = [until_tail + tail, until_last + last * leaving]
         if last < before:  # the block before the last one, a smaller one, may take longer to leave
             ends.append(until_tail + each_multiply - last * stages["compute"] + (before + last) * leaving)
         return max(ends)
+
+    def _made(self, x: Candidate, compute: float, reads: list[float]) -> tuple[float, float]:
+        """Return the seconds after which the first block is made and the last one, where panels of op(A) and
+        op(B) stay on the device. compute: seconds of all multiplications. reads: seconds in which op(A),
+        op(B) and perhaps the old C are brought."""
+        p, count, seen = self._problem, max(1, len(x.panels)), set[tuple[str, int]]()
+        of_a, of_b, *others = reads
+        came = made = first = 0.0
+        free = dict[int, float]()  # when the first panel of each column of blocks was multiplied last
+        for i, j in places(p, x.bm, x.bn, False, together=x.panels.columns):
+            down, across = min(x.bm, p.m - i * x.bm) / p.m, min(x.bn, p.n - j * x.bn) / p.n
+            here = down * across * sum(others)
+            here += 0.0 if ("a", i) in seen else of_a * down
+            if ("b", j) not in seen:
+                here, came = here + of_b * across, max(came, free.get(j - x.panels.columns, 0.0))
+            seen |= {("a", i), ("b", j)}
+            began, came = max(made, came + here / count), came + here
+            took = down * across * compute
+            made, free[j] = max(began + took, came + took / count), began + took / count
+            first = first or made
+        return first, made
 
     def _bringing_seconds(self, entering: float, stages: dict[str, float]) -> float:
         """Seconds in which pieces come from the store and from other workers: from both at the same time, but
@@ -356,11 +390,11 @@ class CostModel:
         down, across = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn)
         if p.symmetric or not (down and across):
             return (1 / max(1, count_blocks(p, x.bm, x.bn)),) * 3
-        if x.panels.resident:
+        if x.narrowing:
             edges = column_edges(p, x.bn, True)
             widths = [(stop - start) / p.n for start, stop in pairwise(edges)]
             return widths[0], widths[max(0, len(widths) - 2)], widths[-1]
-        i, j = last_place(down, across, x.by_columns)
+        i, j = (down - 1, across - 1) if x.panels.columns else last_place(down, across, x.by_columns)
         last = min(x.bm, p.m - i * x.bm) * min(x.bn, p.n - j * x.bn)
         first = min(x.bm, p.m) * min(x.bn, p.n) / (p.m * p.n)
         return first, first, last / (p.m * p.n)

@@ -99,10 +99,10 @@ def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> 
     scratch += rows * bn * p.block_scratch
     if p.symmetric and budget.device is not None:
         scratch += x.c.chunk_rows * x.c.chunk_cols * p.part_itemsize  # where a part is transposed
-    if x.panels.resident:  # a kernel may need room to make of a panel what it would else make in its place
-        scratch += a * p.panel_itemsize
+    # A kernel may need room to make of a panel that stays what it would else make in its place.
+    scratch += (a * x.panels.resident + b * bool(x.panels.columns)) * p.panel_itemsize
     return {
-        "panels": (x.panels.a_buffers * a + x.panels.buffers * b) * p.panel_itemsize,
+        "panels": (x.panels.a_buffers * a + x.panels.b_buffers * b) * p.panel_itemsize,
         "C blocks": x.c_buffers * rows * bn * p.block_itemsize,
         "workspace": budget.workspace + budget.step + staged_bytes(budget, x.ring.readers, slot) + scratch,
     }

@@ -29,8 +29,12 @@ class Panels:
     resident: bool = False
     """Whether all panels of op(A) stay on the device, each in a buffer of its own, while a row of blocks is
     made. Only the first of these blocks uploads them."""
+    rows: int = 1
+    """Rows of blocks whose panels of op(A) stay on the device at the same time, if they are `resident`."""
+    columns: int = 0
+    """Columns of blocks whose panels of op(B) stay on the device at the same time; 0: none."""
     buffers: int = BUFFERS
-    """Buffers for panels of op(B), and for those of op(A) unless they are `resident`."""
+    """Buffers for panels of op(B) unless they stay, and for those of op(A) unless they are `resident`."""
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Yield [start, stop) along k of each panel, in order: every k exactly once."""
@@ -49,9 +53,19 @@ class Panels:
     @property
     def a_buffers(self) -> int:
         """Number of buffers for panels of op(A)."""
-        return len(self) if self.resident else self.buffers
+        return self.rows * len(self) if self.resident else self.buffers
 
-    def a_buffer(self, panel: tuple[int, int], pair: int) -> int:
-        """Return the number of the buffer that holds op(A)'s panel, where op(B)'s panel is in buffer
-        `pair`."""
-        return panel[0] // self.deepest if self.resident else pair
+    @property
+    def b_buffers(self) -> int:
+        """Number of buffers for panels of op(B)."""
+        return self.columns * len(self) if self.columns else self.buffers
+
+    def pair(self, place: tuple[int, int], number: int, step: int) -> tuple[int, int]:
+        """Return the numbers of the buffers that hold a panel of op(A) and one of op(B).
+
+        place: the row and the column of their block among all blocks. number: of the panels along k. step: of
+        the pair among those of all blocks.
+        """
+        (i, j), count, turn = place, len(self), step % self.buffers
+        a = i % self.rows * count + number if self.resident else turn
+        return a, j % self.columns * count + number if self.columns else turn

@@ -95,7 +95,7 @@ class Plan:
     @property
     def panel_buffers(self) -> int:
         """Number of buffers for panels of op(B): one is filled while another is multiplied."""
-        return self.k_panels.buffers
+        return self.k_panels.b_buffers
 
     @property
     def host_bytes(self) -> int:
@@ -114,7 +114,7 @@ class Plan:
 
     @property
     def _all_blocks(self) -> int:
-        return count_blocks(self.problem, self.bm, self.bn, self.k_panels.resident)
+        return count_blocks(self.problem, self.bm, self.bn, self._narrowing)
 
     @property
     def flops(self) -> float:
@@ -127,9 +127,25 @@ class Plan:
         """Number of pairs of panels in each block."""
         return len(self.k_panels)
 
-    def brings_a(self, i: int) -> bool:
-        """Whether block number i uploads its panels of op(A), because they are not on the device yet."""
-        return not self.k_panels.resident or i == 0 or self._places[i - 1][0] != self._places[i][0]
+    def brings(self, index: int) -> tuple[bool, bool]:
+        """Whether a block uploads its panels of op(A), and those of op(B), because they are not on the device
+        yet. `index`: the number of the block."""
+        return self._brought[index] if self.k_panels.resident else (True, True)
+
+    @cached_property
+    def _brought(self) -> list[tuple[bool, bool]]:
+        found, panels, there = list[tuple[bool, bool]](), self.k_panels, dict[tuple[str, int], int]()
+        for i, j in self._places:
+            a, b = ("a", i % panels.rows), ("b", j % panels.columns if panels.columns else -1)
+            found.append((there.get(a) != i, there.get(b) != j or not panels.columns))
+            there[a], there[b] = i, j
+        return found
+
+    def pair(self, step: int) -> tuple[int, int]:
+        """Return the numbers of the buffers that hold the panels of op(A) and of op(B) of a step: a pair of
+        panels of a block. Steps are numbered in the order in which they are multiplied."""
+        index, number = divmod(step, self.panel_count)
+        return self.k_panels.pair(self._places[index], number, step)
 
     def blocks(self) -> Iterator[Block]:
         """Yield blocks that cover every unfinished element of C exactly once; for a symmetric C, those on and
@@ -149,7 +165,8 @@ class Plan:
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
         """Block row and block column of each block, in order."""
-        found = places(self.problem, self.bm, self.bn, self.by_columns, self.k_panels.resident)
+        together = self.k_panels.columns
+        found = places(self.problem, self.bm, self.bn, self.by_columns, self._narrowing, together)
         return [place for place in found if not self.done or any(self.parts(self._block(0, *place)))]
 
     def _block(self, index: int, i: int, j: int) -> Block:
@@ -159,21 +176,26 @@ class Plan:
 
     @cached_property
     def _edges(self) -> tuple[int, ...]:
-        return column_edges(self.problem, self.bn, self.k_panels.resident)
+        return column_edges(self.problem, self.bn, self._narrowing)
+
+    @property
+    def _narrowing(self) -> bool:
+        return self.k_panels.resident and not self.k_panels.columns
 
     def panels(self) -> Iterator[tuple[int, int]]:
         """Yield the k ranges of a block, in order: every k exactly once."""
         return iter(self.k_panels)
 
     def pieces(self, block: Block, panel: tuple[int, int]) -> Iterator[Piece]:
-        """Yield the pieces that fill one pair of panels. On the diagonal these are op(A)'s alone; where op(A)
-        is on the device, op(B)'s alone."""
+        """Yield the pieces that fill one pair of panels: on the diagonal op(A)'s alone, and none of a panel
+        that is on the device."""
         p, matrix = self.problem, "a" if self.problem.symmetric else ""
         row, col = (block.row, block.row + block.rows), (block.col, block.col + block.cols)
         pair = block.index * self.panel_count + bisect_right(self.k_panels.ranges, panel) - 1
+        brings = self.brings(block.index)
         for number, (operand, side) in enumerate(sides(p, row, col, panel).items()):
             s, rows, cols = side
-            if (operand == "b" and block.diagonal) or (operand == "a" and not self.brings_a(block.index)):
+            if (operand == "b" and block.diagonal) or not brings[number]:
                 continue
             found, kept = (x[2 * pair + number] if x else 0 for x in (self.found, self.kept))
             along_b = operand == "b"
@@ -284,8 +306,9 @@ class Plan:
             read, exchanged = self._strips.read_in_teams(self.groups())
         if self.budget.device is None:
             return Traffic(read + old, written, 0, 0, exchanged)
-        rows_of_a = sum(block.rows for block in blocks if self.brings_a(block.index))
-        uploaded = uploaded_bytes(p, self.budget, blocks, rows_of_a)
+        rows_of_a = sum(block.rows for block in blocks if self.brings(block.index)[0])
+        off = [block for block in blocks if not block.diagonal and self.brings(block.index)[1]]
+        uploaded = uploaded_bytes(p, self.budget, blocks, rows_of_a, sum(block.cols for block in off))
         downloaded = elements * p.part_itemsize
         if p.found_bytes:
             downloaded = sum(rows for _, rows in lines) * p.found_bytes
@@ -315,11 +338,12 @@ class Plan:
         strip = cache(self._strips.panels)
         pairs = (
             zip(
-                strip("a", i) if self.brings_a(index) else nothing,
-                nothing if symmetric and i == j else strip("a" if symmetric else "b", j),
+                strip("a", i) if brings_a else nothing,
+                strip("a" if symmetric else "b", j) if brings_b and not (symmetric and i == j) else nothing,
                 strict=True,
             )
             for index, (i, j) in enumerate(self._places)
+            for brings_a, brings_b in (self.brings(index),)
         )
         return list(chain.from_iterable(chain.from_iterable(pairs)))
 
@@ -359,6 +383,7 @@ class Plan:
             "bytes_read_estimated": p.estimated,
             "rates": self.used_rates.note,
             "resident": self.k_panels.resident,
+            "columns_resident": self.k_panels.columns,
             "team": list(self.team),
             "blocks": self.block_count,
             "k_ranges": len(p.k_ranges),

@@ -56,7 +56,10 @@ def _work_rows(found: Numbers, p: Problem, budget: Budget, grows: bool) -> list[
     narrower = " and narrower" if found["resident"] and found["blocks"] > uniform else ""
     blocks = f"{found['blocks']} of {found['bm']}×{found['bn']}{narrower}, each in {found['panels']} "
     blocks += f"{'panel' if found['panels'] == 1 else 'panels'} of {'up to ' if grows else ''}{found['bk']}"
-    blocks += "; those of A stay on the device" if found["resident"] else ""
+    if found["resident"]:
+        columns = found["columns_resident"]
+        of_b = f", those of B while {columns} columns of blocks are made" if columns else ""
+        blocks += f"; those of A stay on the device{of_b}"
     rows = [("product", f"{p.m}×{p.k} · {p.k}×{p.n}{mirrored}")]
     rows += [("type of C", _type_words(p))] if p.types[2] else []
     rows += [("kernel", p.kernel)] if p.kernel else []

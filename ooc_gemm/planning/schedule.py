@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from ..support.intervals import band_edges, ceil_div, overlaps, round_up
@@ -175,14 +175,22 @@ def cuts(p: Problem, operand: str, side: Side, weights: tuple[int, ...]) -> tupl
 
 
 def places(
-    p: Problem, bm: int, bn: int, by_columns: bool, narrowing: bool = False
+    p: Problem, bm: int, bn: int, by_columns: bool, narrowing: bool = False, together: int = 0
 ) -> Iterator[tuple[int, int]]:
     """Return block rows and block columns of C in the order in which blocks are made.
 
     Every second row (or column) is walked backwards. A symmetric C is made row by row, each from the diagonal
     to the left and then its diagonal block, so that each block shares a panel with the one before.
+
+    together: the first so many columns are made row by row, and then one column after the other. So what
+    comes to a device that keeps it is soon used for as many blocks as it can be (`Panels.columns`).
     """
     down, across = _grid(p, bm, bn, narrowing)
+    if together:
+        first = min(together, across)
+        yield from product(range(down), range(first))
+        yield from ((i, j) for j in range(first, across) for i in range(down))
+        return
     if p.symmetric:
         for i in range(down):
             for j in (*reversed(range(i)), i):

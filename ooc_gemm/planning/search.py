@@ -44,6 +44,13 @@ RESIDENT_BLOCKS = 3
 """Blocks of C on the device where op(A) stays there and there is room: blocks become narrower, so the next
 but one would be computed before the first is written (four H200: 0.13 s without a kernel)."""
 
+COLUMNS = 2
+"""Columns of blocks whose panels of op(B) stay on a device where op(A) stays there in several rows of blocks:
+while the blocks of one are made, panels of the next come."""
+
+SIDES_TRIED = slice(1, 5)
+"""Numbers of heights and of widths of blocks that are tried there, of those of `candidates.steps`."""
+
 GROWTHS = (1.25, 1.5)
 """Factors by which each panel is deeper than the one before, where panels grow."""
 
@@ -214,7 +221,7 @@ class _Search:
                     continue
                 as_it_is, others = self.judged(x), self._growing(x)
                 if bn == chosen[0]:  # narrower ones than that are among those of the widest
-                    others = chain(others, self._resident(x))
+                    others = chain(others, self._resident(x), self._in_strips(x))
                 bound = self.cost.least_with_cache(x, as_it_is.estimate)
                 if bound > most:
                     least = min(least, bound)
@@ -287,8 +294,8 @@ class _Search:
     def _resident(self, x: Candidate) -> Iterator[Candidate]:
         """Yield the candidate in a few blocks side by side, for all of which op(A) stays on a device with
         memory of its own. Each block is written while the next one is computed."""
-        p, budget = self.problem, self.budget
-        if budget.device is None or budget.workers > 1 or p.symmetric or not p.keeps_a or x.bm < p.m:
+        p = self.problem
+        if not self._may_stay(x):
             return
         panels = replace(x.panels, resident=True, buffers=MORE_BUFFERS)
         widths = [
@@ -301,6 +308,29 @@ class _Search:
                 narrower = x._replace(bn=bn, panels=panels, c_buffers=count)
                 if self._fits(narrower):
                     yield narrower
+                    break
+
+    def _may_stay(self, x: Candidate) -> bool:
+        """Whether op(A) may stay on the device, and the candidate has blocks as high as C."""
+        p, budget = self.problem, self.budget
+        alone = budget.device is not None and budget.workers == 1
+        return alone and p.keeps_a and not p.symmetric and x.bm >= p.m
+
+    def _in_strips(self, x: Candidate) -> Iterator[Candidate]:
+        """Yield the candidate in blocks below and beside each other, while all of op(A) and some columns of
+        op(B) stay on the device. The first block is made as soon as one strip of each is there, and each
+        strip that comes is used for several blocks."""
+        p, budget = self.problem, self.budget
+        if not self._may_stay(x) or len(budget.weights) > 1 or p.row_bytes or x.c_buffers == 1:
+            return
+        heights, widths = sides(p, replace(p, c=x.c).align)
+        for bm, bn in product(heights[SIDES_TRIED], widths[SIDES_TRIED]):
+            rows, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
+            panels = replace(x.panels, resident=True, rows=rows, columns=min(COLUMNS, across))
+            for count in RESIDENT_BLOCKS, x.c_buffers:
+                strips = x._replace(bm=bm, bn=bn, panels=panels, c_buffers=count)
+                if reuses(bm, bn, panels.deepest, p.least) and self._fits(strips):
+                    yield strips
                     break
 
 

@@ -23,12 +23,12 @@ class Traffic(NamedTuple):
 
 def whole_traffic(p: Problem, budget: Budget, x: Candidate) -> Traffic:
     """Return the bytes that a candidate moves without a cache. `p.c` is C as the candidate stores it."""
-    down, times_a, (fetches_a, fetches_b) = ceil_div(p.m, x.bm), x.times_a(p), x.fetches(p)
+    times_a, times_b, (fetches_a, fetches_b) = x.times_a(p), x.times_b(p), x.fetches(p)
     read = fetches_a * p.a.read_bytes(*x.a_steps(p))
     uploaded, fetched = (times * p.m * p.k * p.a.itemsize for times in (times_a, fetches_a))
     if not p.symmetric:  # else each strip of A has met all others as op(A) or as op(B), and itself once
         read += fetches_b * p.b.read_bytes(*x.b_steps(p))
-        uploaded += down * p.k * p.n * p.b.itemsize
+        uploaded += times_b * p.k * p.n * p.b.itemsize
         fetched += fetches_b * p.k * p.n * p.b.itemsize
     exchanged = uploaded - fetched
     if p.reads_c:
@@ -41,13 +41,12 @@ def whole_traffic(p: Problem, budget: Budget, x: Candidate) -> Traffic:
     return Traffic(read, written, uploaded, downloaded_bytes(p), exchanged)
 
 
-def uploaded_bytes(p: Problem, budget: Budget, blocks: list[Block], rows_of_a: int) -> int:
-    """Return the bytes that go to a device with memory of its own for some blocks. rows_of_a: rows of op(A)
-    that are uploaded for them."""
-    off = sum(block.cols for block in blocks if not block.diagonal)
+def uploaded_bytes(p: Problem, budget: Budget, blocks: list[Block], rows_of_a: int, cols_of_b: int) -> int:
+    """Return the bytes that go to a device with memory of its own for some blocks. rows_of_a, cols_of_b: rows
+    of op(A) and columns of op(B) that are uploaded for them."""
     old = sum(block.rows * block.cols for block in blocks) * p.c.itemsize if p.reads_c else 0
     again = uploaded_again(p, budget, sum(block.cols for block in blocks))
-    return p.k * (rows_of_a * p.a.itemsize + off * p.b.itemsize) + old + again
+    return p.k * (rows_of_a * p.a.itemsize + cols_of_b * p.b.itemsize) + old + again
 
 
 def downloaded_bytes(p: Problem) -> int:

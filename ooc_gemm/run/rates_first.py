@@ -311,7 +311,7 @@ def _multiplied(device: Device, arithmetic: Arithmetic, side: int, longest: floa
         session.wait(COMPUTE, session.record(UPLOAD))
         start, rounds = time.perf_counter(), 0
         while rounds < 3 and (rounds < 2 or time.perf_counter() < start + longest):
-            session.multiply(block, (0, DEPTH), 0, 0, True)
+            session.multiply(block, (0, DEPTH), (0, 0), 0, True)
             session.record(COMPUTE).synchronize()
             rounds += 1
     finally:

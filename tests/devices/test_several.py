@@ -72,11 +72,11 @@ class Ordered(CPUSession):
         self.do(PASS, self.taken[at], other.lent[at])
         super().take(other, panel, rows, cols, buffer, uploaded)
 
-    def multiply(self, block, panel, p, c, first):
-        for at in (("a", self.plan.k_panels.a_buffer(panel, p)), ("b", p)):
+    def multiply(self, block, panel, pair, c, first):
+        for at in zip("ab", pair, strict=True):
             assert self.uploaded[at] | self.taken[at] <= self.known[COMPUTE], "multiplied before it is there"
             self.do(COMPUTE, self.used[at])
-        super().multiply(block, panel, p, c, first)
+        super().multiply(block, panel, pair, c, first)
 
     def record(self, stream, pair=None):
         event = super().record(stream, pair)

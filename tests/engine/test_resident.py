@@ -1,5 +1,7 @@
 """Panels of op(A) that stay on the device while a row of blocks is made."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import zarr
@@ -23,13 +25,17 @@ RNG = np.random.default_rng(0)
 GiB = 1 << 30
 
 
-@pytest.fixture(params=[128])
+@pytest.fixture(params=[(128, False), (128, True)], ids=["rows", "strips"])
 def resident(request, monkeypatch):
-    """Every plan has blocks of 300 × 200, panels as deep as the parameter says, and those of op(A) stay."""
+    """Every plan has blocks of 300 × 200, panels as deep as the parameter says, and those of op(A) stay: of
+    one row of blocks, or of all with those of two columns of op(B)."""
+    depth, strips = request.param
 
     def make_plan(problem, budget, rates):
         assert problem.keeps_a
-        panels = Panels(problem.k, request.param, problem.k_chunk, resident=True, buffers=MORE_BUFFERS)
+        panels = Panels(problem.k, depth, problem.k_chunk, resident=True, buffers=MORE_BUFFERS)
+        if strips:
+            panels = replace(panels, rows=-(-problem.m // 300), columns=2)
         c, ring = outputs(problem)[0], rings(budget)[0]
         x = Candidate(c, min(300, problem.m), 200, panels, 2, ring)
         return planner.finish(problem, budget, rates, x)
@@ -64,7 +70,9 @@ def check(folder, device, dtype, transpose, beta, **options):
     plan = result.plan
     assert plan.k_panels.resident
     assert plan.to_dict()["resident"]
-    assert "those of A stay on the device" in " ".join(str(plan).split())
+    said = " ".join(str(plan).split())
+    assert "those of A stay on the device" in said
+    assert ("those of B while 2 columns of blocks are made" in said) == (plan.k_panels.columns > 0)
     assert (plan.block_count, plan.panel_count) == (15, -(-500 // plan.bk))
     assert np.array_equal(zarr.open_array(folder / "c")[...], want)
     for what in ("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded"):
@@ -81,7 +89,7 @@ def test_products(tmp_path, resident, name, dtype, transpose, beta, verify):
     check(tmp_path, device_of(name), dtype, transpose, beta, verify=verify)
 
 
-@pytest.mark.parametrize("resident", [512], indirect=True)
+@pytest.mark.parametrize("resident", [(512, False), (512, True)], indirect=True)
 @pytest.mark.parametrize("name", ["cpu", "several"])
 @pytest.mark.parametrize("beta", [0, 3])
 def test_one_panel_for_all_of_k(tmp_path, resident, name, beta):

@@ -115,13 +115,38 @@ def test_a_schedule_can_be_walked_twice(case):
 def test_panels_of_a_that_stay_have_a_buffer_each():
     panels = Panels(1000, 300, 1, resident=True, buffers=4)
     assert list(panels) == [(0, 300), (300, 600), (600, 900), (900, 1000)]
-    assert [panels.a_buffer(panel, 0) for panel in panels] == [0, 1, 2, 3]
-    assert (len(panels), panels.a_buffers) == (4, 4)
+    assert [panels.pair((2, 1), number, 16 + number) for number in range(4)] == [
+        (0, 0),
+        (1, 1),
+        (2, 2),
+        (3, 3),
+    ]
+    assert [panels.pair((3, 1), number, 21 + number)[1] for number in range(4)] == [1, 2, 3, 0]
+    assert (len(panels), panels.a_buffers, panels.b_buffers) == (4, 4, 4)
     changing = Panels(1000, 300, 1)
-    assert [changing.a_buffer(panel, pair) for panel, pair in zip(changing, (0, 1, 0, 1), strict=True)] == [
-        0, 1, 0, 1,
-    ]  # fmt: skip
-    assert changing.a_buffers == changing.buffers == 2
+    assert [changing.pair((0, 0), number, number) for number in range(4)] == [(0, 0), (1, 1), (0, 0), (1, 1)]
+    assert changing.a_buffers == changing.b_buffers == 2
+
+
+def test_panels_of_b_that_stay_have_a_buffer_each():
+    panels = Panels(1000, 300, 1, resident=True, rows=3, columns=2)
+    assert (panels.a_buffers, panels.b_buffers) == (12, 8)
+    pairs = {
+        (i, j): [panels.pair((i, j), number, 0) for number in range(4)] for i in range(3) for j in range(4)
+    }
+    assert {a for pair in pairs.values() for a, _ in pair} == set(range(12))
+    assert pairs[2, 1] == [(8, 4), (9, 5), (10, 6), (11, 7)]
+    assert pairs[2, 3] == pairs[2, 1]  # the column after the next takes the buffers over
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 7])
+def test_the_first_columns_of_strips_are_made_row_by_row(columns):
+    a = Matrix(70, 50, 4, 10, 10)
+    problem = Problem(70, 50, 50, a, replace(a, rows=50), replace(a), 4, 4)
+    order = list(places(problem, 30, 10, by_columns=False, together=columns))
+    assert sorted(order) == [(i, j) for i in range(3) for j in range(5)]
+    first = [(i, j) for i in range(3) for j in range(min(columns, 5))]
+    assert order == [*first, *((i, j) for j in range(columns, 5) for i in range(3))]
 
 
 @pytest.mark.parametrize("n", [1, 7, 64, 100, 1000, 65536])

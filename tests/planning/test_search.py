@@ -9,11 +9,21 @@ from plans import RATES, check_plan, planned, problems, smallest
 
 import ooc_gemm
 from examples import examples
-from ooc_gemm.planning.candidates import MAX_DEPTH, MIN_DEPTH
+from ooc_gemm.planning.candidates import MAX_DEPTH, MIN_DEPTH, Candidate, outputs, rings
+from ooc_gemm.planning.chunk_set import ChunkSet
 from ooc_gemm.planning.cost import CostModel
 from ooc_gemm.planning.machine import Budget, Rates
+from ooc_gemm.planning.panels import Panels
 from ooc_gemm.planning.problem import Matrix, Problem
-from ooc_gemm.planning.search import NEAR_IDEAL, WORTH_KEEPING, WORTH_LESS, least_seconds, make_plan, predict
+from ooc_gemm.planning.search import (
+    NEAR_IDEAL,
+    WORTH_KEEPING,
+    WORTH_LESS,
+    finish,
+    least_seconds,
+    make_plan,
+    predict,
+)
 from ooc_gemm.support.intervals import reuses
 
 GiB = 1 << 30
@@ -123,6 +133,55 @@ def test_op_a_stays_on_the_device_where_writing_takes_long():
     for other in (replace(budget, workers=4), replace(budget, device=None)):
         assert not make_plan(large_problem(), other, rates).k_panels.resident
     assert not make_plan(replace(large_problem(), symmetric=True), budget, rates).k_panels.resident
+
+
+def one_gpu(**options):
+    """One H200 with files in memory: reads and writes share the store, and take as long as multiplying."""
+    a = Matrix(32768, 32768, 4, 2048, 2048)
+    problem = Problem(
+        32768, 32768, 32768, a, a, a, panel_itemsize=4, block_itemsize=4, keeps_a=True, least=(600, 256)
+    )
+    budget = Budget(8 * GiB, GiB, 8 * GiB, GiB // 2, readers=16, writers=20, step=1 << 20, in_memory=True)
+    rates = Rates(
+        2.3e14, 6e10, 2.9e10, 5.1e10, 4.9e10, shared=False, thin=343, turns=1.0, entering=0.6, leaving=0.6
+    )
+    return replace(problem, **options), budget, rates
+
+
+def test_strips_of_both_operands_stay_where_the_first_block_would_wait_for_all_of_a():
+    problem, budget, rates = one_gpu()
+    plan = make_plan(problem, budget, rates)
+    panels = plan.k_panels
+    assert panels.resident
+    assert panels.rows == -(-problem.m // plan.bm) > 1
+    assert panels.columns == 2
+    assert plan.bytes_read == plan.bytes_uploaded == 2 * problem.a.stored_bytes
+    assert plan.device_bytes <= budget.device
+    without = make_plan(problem, replace(budget, weights=(1, 1)), replace(rates, devices=2))
+    assert not without.k_panels.columns
+    for other in (replace(budget, workers=4), replace(budget, device=None)):
+        assert not make_plan(problem, other, rates).k_panels.columns
+    for change in ({"symmetric": True}, {"keeps_a": False}):
+        assert not make_plan(replace(problem, **change), budget, rates).k_panels.columns
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+@pytest.mark.parametrize("done", [(), (0,), (0, 3, 4, 5, 9), (1, 2, 6, 11)])
+def test_strips_are_where_blocks_need_them(columns, done):
+    """Also of a run that goes on, in which some blocks are made already."""
+    a = Matrix(70, 50, 4, 10, 10)
+    problem = Problem(70, 50, 50, a, replace(a, rows=50), replace(a), 4, 4, keeps_a=True)
+    budget, rates = Budget(GiB, 0, GiB), Rates(1e11, 1e8, 1e8, 5e9, 5e9, shared=False)
+    panels = Panels(50, 20, 10, resident=True, rows=3, columns=columns)
+    x = Candidate(outputs(problem)[0], 30, 10, panels, 2, rings(budget)[0])
+    problem = replace(problem, c=replace(a, cols=50))
+    plan = finish(problem, budget, rates, x._replace(c=problem.c))
+    check_plan(plan)
+    assert plan.bytes_read == plan.bytes_uploaded == (70 + 50) * 50 * 4
+    made = [part.chunk for block in plan.blocks() if block.index in done for part in plan.parts(block)]
+    left = plan.without(ChunkSet(problem.c.grid, made))
+    check_plan(left, left.block_count < plan.block_count)
+    assert left.block_count == plan.block_count - len(done)
 
 
 def test_op_a_stays_only_beside_blocks_for_which_the_kernel_pays():

@@ -101,7 +101,7 @@ class CPUSession(HostMemory):
         if arithmetic.exact:
             kind = EightBit if arithmetic.kernel == eight_bit.KERNEL else integers.Integers
             self._integers = kind(arithmetic, self.threads)
-        self._k_panels = plan.k_panels
+        self._stay = plan.k_panels.resident, bool(plan.k_panels.columns)
         self._panels = {
             (name, p): np.empty(plan.bk * lines, dtype)
             for name, lines, count, dtype in (
@@ -158,13 +158,14 @@ class CPUSession(HostMemory):
         np.copyto(to[slice(*rows), slice(*cols)], at[slice(*rows), slice(*cols)])
         self._overflow.note("b", buffer, self._op.arithmetic.largest[1])
 
-    def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
+    def multiply(
+        self, block: Block, panel: tuple[int, int], pair: tuple[int, int], c: int, first: bool
+    ) -> None:
         """Deals tiles of the block to the workers, in the compute stream."""
-        k, a_buffer = panel[1] - panel[0], self._k_panels.a_buffer(panel, p)
-        resident = a_buffer if self._k_panels.resident else None
-        most = self._overflow.multiply(block, p, c, k, first, resident)
-        a = self._panels["a", a_buffer]
-        b = a if block.diagonal else self._panels["b", p]
+        k = panel[1] - panel[0]
+        most = self._overflow.multiply(block, pair, c, k, first, self._stay)
+        a = self._panels["a", pair[0]]
+        b = a if block.diagonal else self._panels["b", pair[1]]
         last = panel[1] == self._k
         if self._op.standardizer:
             whole, rows = (b, block.cols) if block.band else (a, block.rows)

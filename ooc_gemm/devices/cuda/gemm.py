@@ -81,7 +81,7 @@ class Gemm:
                 integers.reserve(*size)
                 return integers
             gemm = open_tensor_gemm(kernel.name, trans_a, trans_b, a_type, b_type, spared=self._spared)
-            in_place = "b" if plan.k_panels.resident else "ab"
+            in_place = "" if plan.k_panels.columns else "b" if plan.k_panels.resident else "ab"
             gemm.reserve(*size, in_place)
             return partial(gemm, in_place=in_place)
         config = best_config(kernel.name, panel, trans_a, trans_b, *size, model, multiprocessors)

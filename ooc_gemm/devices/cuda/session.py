@@ -128,7 +128,6 @@ class CUDASession(HostMemory):
             plan, operation, self._layout, cupy.cuda, self._device.model, self._device.multiprocessors
         )
         self._depth = plan.problem.k
-        self._a_buffer = plan.k_panels.a_buffer
         self._waits_for_writes = plan.c_buffers == 1
         c = plan.problem.c
         self._step = plan.budget.step
@@ -209,15 +208,17 @@ class CUDASession(HostMemory):
         driver.copy(_BETWEEN_DEVICES, to, pitch * size, source, pitch * size, width, lines, stream.ptr)
         self._timing.end(PASS, start, stream, width * lines)
 
-    def multiply(self, block: Block, panel: tuple[int, int], p: int, c: int, first: bool) -> None:
+    def multiply(
+        self, block: Block, panel: tuple[int, int], pair: tuple[int, int], c: int, first: bool
+    ) -> None:
         """Starts one GEMM in the compute stream; for a block on the diagonal perhaps one for each strip of
         rows."""
         self._device.use()
         op, k = self._op, panel[1] - panel[0]
-        self._overflow.multiply(block, p, c, k, first)
+        self._overflow.multiply(block, pair, c, k, first)
         stream = self._streams[COMPUTE]
         start = self._timing.begin(stream)
-        a, b, out = (self._arrays[key] for key in (("a", self._a_buffer(panel, p)), ("b", p), ("c", c)))
+        a, b, out = (self._arrays[key] for key in (("a", pair[0]), ("b", pair[1]), ("c", c)))
         lda, ldb = (
             self._layout.pitch(name, k, lines) for name, lines in (("a", block.rows), ("b", block.cols))
         )
