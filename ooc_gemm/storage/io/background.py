@@ -106,7 +106,7 @@ class Transfer:
         in a process that was forked since the folder was looked at."""
         self._libraries = _there(jobs[0].path)
         self._kept = buffer, *(given := _packed(jobs))  # until all is there
-        size, memory = (0, None) if buffer is None else (len(buffer), buffer.ctypes.data)
+        memory = None if buffer is None else buffer.ctypes.data
         self._transfer = self._libraries.quick.transfers_start(
             *given, len(jobs), flags, memory, parts, together(jobs, buffer, parts), device
         )
