@@ -122,9 +122,13 @@ def _say_done(job: Job, result: Result) -> None:
 def _learn(job: Job, observer: Observer, watch: Trace) -> None:
     """Remember rates that the run has shown."""
     if isinstance(job.executor, Local) and job.works:
-        said = rates_learned.learn(job.executor.device, job.operation.arithmetic, job.plan, watch)
-        if said:
-            observer.note(said)
+        operands = [opened for name, opened in job.sources.items() if name != "c"]
+        for said in (
+            rates_learned.learn(job.executor.device, job.operation.arithmetic, job.plan, watch),
+            rates_learned.learn_decoding(job.executor.device, operands, job.plan, watch),
+        ):
+            if said:
+                observer.note(said)
 
 
 def _with_transforms(job: Job) -> tuple[Job, int]:

@@ -1,16 +1,18 @@
-"""Learns the rates of a GPU's kernel and bus from a finished run, where nobody has measured them yet. To
-measure them before the run would take longer: the kernel would have to be compiled while everything else
-waits.
-"""
+"""Learns from a finished run on a GPU: the rates of its kernel and bus where nobody has measured them yet,
+and at which rate a compressor's chunks are decoded. To measure a kernel before the run would take longer: it
+would have to be compiled while everything else waits. A few chunks that are decoded before the run show less
+than all of them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..engine.ports import Arithmetic, Device
 from ..planning.plan import Plan
 from ..planning.problem import MiB
+from ..storage.read.source import Opened
 from ..support.remembered import recall, remember
 from ..support.trace import Trace
-from .rates import FILE, kernel_key, possible, sound, today
+from .rates import DECODE, FILE, FOLDERS, file_system, kernel_key, possible, sound, today
 
 TRUSTED_SECONDS = 0.02
 """Least busy seconds of a stage from which its rate is learned."""
@@ -56,6 +58,31 @@ def learn(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace) -> s
         found |= {"date": today(), "brief": True}
     remember(FILE, device.model, found)
     return f"rates of this run are remembered: {', '.join(names)}"
+
+
+def learn_decoding(device: Device, inputs: Iterable[Opened], plan: Plan, watch: Trace) -> str:
+    """Remember the rate at which the readers of a run for a GPU have read and decoded chunks, where it is
+    above the one that the plan was made with. They do nothing else meanwhile.
+
+    `inputs`: the operands, of which all must be made by one compressor and lie in one file system. Returns a
+    sentence about what is remembered; "" where nothing is.
+    """
+    rates, found = plan.used_rates, list(inputs)
+    if plan.budget.device is None or rates.shared or plan.problem.reads_c or len(plan.budget.weights) > 1:
+        return ""
+    kinds = {(opened.source.codec, opened.place and file_system(opened.place)) for opened in found}
+    ((codec, system), *others) = kinds
+    seconds, nbytes = watch.seconds["read"] / plan.readers, watch.bytes["upload"]
+    if others or not (codec and system) or seconds < TRUSTED_SECONDS or nbytes < TRUSTED_BYTES:
+        return ""
+    rate = sound(nbytes / seconds)
+    if rate <= BETTER * rates.decode:
+        return ""
+    folders, name = recall(FILE).get(device.model, {}).get(FOLDERS[False], {}), f"{DECODE}{codec}"
+    before = folders.get(system, {"date": today(), "brief": True})
+    folders = folders | {system: before | {f"{name}_bytes_per_second": rate}}
+    remember(FILE, device.model, {FOLDERS[False]: folders})
+    return f"a rate of this run is remembered: chunks of {codec} are decoded at {rate / 1e9:.3g} GB/s"
 
 
 def _flops(plan: Plan, watch: Trace) -> float:

@@ -21,6 +21,7 @@ from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.problem import Matrix, Problem
 from ooc_gemm.planning.search import _Search, make_plan
 from ooc_gemm.run import rates, rates_first, rates_learned
+from ooc_gemm.storage.read.inputs import open_input
 from ooc_gemm.support import remembered
 from ooc_gemm.support.trace import Trace
 
@@ -319,6 +320,34 @@ def test_nothing_is_learned_of_moments_impossible_rates_and_shared_cores(cache, 
     monkeypatch.undo()
     shared = replace(plan, used_rates=replace(plan.used_rates, shared=True))
     assert rates_learned.learn(device, kernel, shared, watched(1.0)) == ""
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_run_that_decodes_faster_than_expected_is_remembered(arrays, cache, faster):
+    """Sixteen readers read and decode 320 MB in 50 ms. What takes longer than expected shows nothing."""
+    device, kernel = OnTheBus(), OnTheBus().arithmetic(F4, F4, F4, (512, 512, 512), 0, "auto", "highest")
+    make("z", np.ones((512, 512), "f4"), chunks=(256, 256), compressors=zarr.codecs.ZstdCodec(level=3))
+    opened = open_input("z")
+    plan = planned()
+    plan = replace(plan, readers=16, used_rates=replace(plan.used_rates, decode=2e9 if faster else 7e9))
+
+    def learned(inputs, plan=plan):
+        watch = watched(0.0, 0.1, 320 * 10**6)
+        watch.add("read", 0.0, 0.8)
+        return rates_learned.learn_decoding(device, inputs, plan, watch)
+
+    def known():
+        places = [(opened.place, MiB)], (None, 0), [opened.source.codec]
+        return rates.known(device, kernel, *places).decode
+
+    before, said = known(), learned([opened, opened])
+    assert ("chunks of zstd 3 float32 are decoded at 6.4 GB/s" in said) == bool(said) == faster
+    assert known() == pytest.approx(6.4e9 if faster else before)
+    raw = open_input("a")
+    others = [raw], [opened, raw], [replace(opened, place=None)]
+    changed = replace(plan, used_rates=replace(plan.used_rates, shared=True))
+    assert [learned(inputs) for inputs in others] == ["", "", ""]
+    assert learned([opened], changed) == ""
 
 
 # ---------------------------------------------------------------------------------------- default rates
