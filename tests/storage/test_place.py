@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ooc_gemm.storage.format import unfinished
-from ooc_gemm.storage.io import folder, listing
+from ooc_gemm.storage.io import folder, listing, requests
 from ooc_gemm.storage.io.answers import Answers
 from ooc_gemm.storage.io.folder import Folder
 from ooc_gemm.storage.io.objects import Objects
@@ -118,8 +118,14 @@ def test_many_files_of_a_folder_are_listed(tmp_path, monkeypatch, library):
 
 
 @pytest.mark.parametrize("library", [True, False])
-def test_many_folders_are_looked_into(tmp_path, monkeypatch, library):
-    """By several threads, each of which hands on what it has found."""
+@pytest.mark.parametrize("many", [7, 8])
+def test_many_folders_are_looked_into(tmp_path, monkeypatch, library, many):
+    """By several threads, each of which hands on what it has found, where they hold many files each."""
+    threads = []
+    monkeypatch.setattr(folder, "MANY", many)
+    monkeypatch.setattr(
+        folder, "side_by_side", lambda works: threads.append(works) or requests.side_by_side(works)
+    )
     if not library:
         monkeypatch.setattr(listing, "_library", None)
     down, across, want = 5 * folder.SHARE * folder.THREADS // 2 + 3, 7, []
@@ -130,6 +136,7 @@ def test_many_folders_are_looked_into(tmp_path, monkeypatch, library):
             want.append([i, j, 1 + i * across + j])
     found = [np.hstack([places, stamps[:, :1]]) for places, stamps in Folder(tmp_path).listed("c/*/*.x")]
     assert sorted(np.concatenate(found).tolist()) == want
+    assert bool(threads) == (many == across)
     if os.geteuid():
         (tmp_path / "c" / "3").chmod(0)
         with pytest.raises(PermissionError):
