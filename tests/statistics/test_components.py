@@ -223,7 +223,8 @@ def test_results_that_are_too_large(tmp_path, shape):
     with pytest.raises(InputError, match="a singular value that is too large for float32; scale the array"):
         pca(x, 2, scores=str(out), **LIMIT)
     assert not out.exists()
-    close(svd(x, 1, **LIMIT).singular_values, np.array([3e38 * (shape[0] * shape[1]) ** 0.5]), 1e-6)
+    # Sums of equal numbers, as above: 2e-6 with the kernels of some processors.
+    close(svd(x, 1, **LIMIT).singular_values, np.array([3e38 * (shape[0] * shape[1]) ** 0.5]), 4e-6)
     with pytest.raises(InputError, match="too large for float64"):
         svd(x.astype("f8") * 5e269, 1, **LIMIT)
 
