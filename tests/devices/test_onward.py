@@ -163,10 +163,10 @@ def test_pieces_that_the_device_converts(memory, monkeypatch, what, devices, fai
         assert set(placed) == (set() if areas == "none" else kinds[what])
 
 
-@pytest.mark.parametrize("step", [0, 1100, 100_000])
-@pytest.mark.parametrize("part", [4096, 1 << 20])
+@pytest.mark.parametrize("step", [0, 1100, 50_000, 100_000])
+@pytest.mark.parametrize("part", [20_000, 1 << 20])
 def test_a_slot_that_is_not_pinned_is_uploaded_unless_there_are_places(memory, monkeypatch, step, part):
-    """Threads have parts of chunks, or whole ones, which take several steps or one."""
+    """Threads have parts of chunks of 40 KB, or whole ones. What takes less than half a step is uploaded."""
     monkeypatch.setattr(files, "LEAST_PART", part)
     monkeypatch.setattr(background, "TASK_BYTES", 1)
     a = RNG.integers(-9, 9, (900, 900)).astype("f4")
@@ -187,7 +187,7 @@ def test_a_slot_that_is_not_pinned_is_uploaded_unless_there_are_places(memory, m
     found = ooc_gemm.multiply(str(memory / "a"), str(memory / "a"), device=device, kernel="cublas")
     assert np.array_equal(found.array, a @ a)
     loose = [onward.taken for onward in begun if onward and not onward.pinned]
-    assert any(loose) == all(loose) == (step > 0)
+    assert any(loose) == all(loose) == (0 < step <= 2 * min(part, 40_000))
     assert any(onward.taken for onward in begun if onward)
 
 

@@ -108,7 +108,7 @@ class Transfer:
         self._kept = buffer, *(given := _packed(jobs))  # until all is there
         memory = None if buffer is None else buffer.ctypes.data
         self._transfer = self._libraries.quick.transfers_start(
-            *given, len(jobs), flags, memory, parts, together(jobs, buffer, parts), device
+            *given, len(jobs), flags, memory, parts, _together(jobs, buffer, parts), device
         )
         if self._transfer is None:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), jobs[0].path)
@@ -121,12 +121,18 @@ class Transfer:
         return not library.transfers_end(self._transfer)
 
 
-def together(jobs: Sequence[Job], buffer: Bytes | None, parts: int) -> int:
-    """Return how many jobs a thread carries out one after the other: several where they are short. Only what
-    is read for a single one goes to a device from a place of the thread. parts: as of `Transfer`."""
+def _together(jobs: Sequence[Job], buffer: Bytes | None, parts: int) -> int:
+    """Return how many jobs a thread carries out one after the other: several where they are short."""
     if parts > 1 or buffer is None:
         return 1
     return max(1, TASK_BYTES * len(jobs) // max(1, len(buffer)))
+
+
+def in_places(jobs: Sequence[Job], buffer: Bytes, parts: int, step: int) -> bool:
+    """Whether what is read for a device goes there from places of threads. `parts`: as of `Transfer`. `step`:
+    bytes of a place; 0 where there are none. What fills less than half of one goes there from the buffer."""
+    nbytes = len(buffer) // (len(jobs) * parts)
+    return 0 < step <= 2 * nbytes and _together(jobs, buffer, parts) == 1
 
 
 def read(jobs: Sequence[Job], buffer: Bytes, quick: bool) -> bool:

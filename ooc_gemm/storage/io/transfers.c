@@ -220,14 +220,15 @@ static int free_place(const Beside* own, const Device* device) {
 }
 
 // Reads the bytes of a task in steps, sends each on, and records the event after those of the last task. A step of a
-// single job takes a place of this thread if one is free. Otherwise it takes its own place in the memory of the
-// transfer, or waits where that is not pinned.
+// single job, if that is not short, takes a place of this thread if one is free. Otherwise it takes its own place in the
+// memory of the transfer, or waits where that is not pinned.
 static int pass_on(Transfer* transfer, const Task* task, Beside* own) {
     const Device* device = &transfer->device;
     const Job* job = task->jobs;
     int64_t unit = job->rows > 1 ? job->nbytes : 1, size = bytes_of(task), step = 0;
     if (device->use(device->context)) return NOT_COPIED;
-    if (task->count == 1) step = step_of(own, device, unit > device->width ? unit : device->width);
+    if (task->count == 1 && 2 * size >= device->step)
+        step = step_of(own, device, unit > device->width ? unit : device->width);
     int places = step ? SENDING : 0;
     if (!step || step > size) step = size;
     for (int64_t at = 0; at < size; at += step) {
