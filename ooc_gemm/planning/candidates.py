@@ -151,7 +151,7 @@ def depths(p: Problem, budget: Budget) -> list[int]:
         p.b.chunk_cols if p.b.transposed else p.b.chunk_rows,
         p.k_chunk,
     }
-    found, deepest = {MIN_DEPTH, 512, 1024, 2048, k}, MAX_DEPTH
+    found, deepest = {MIN_DEPTH, 512, 1024, 2048, 4096, MAX_DEPTH, k}, MAX_DEPTH
     if p.panel_itemsize <= 2:
         deepest = DEEPEST_BYTES // p.panel_itemsize
     small = SMALL_PANELS // max(1, (p.m + p.n) * p.panel_itemsize)

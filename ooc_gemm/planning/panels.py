@@ -13,6 +13,10 @@ MORE_BUFFERS = 4
 """Pairs of small panels on the device, and panels of op(B) where those of op(A) stay there: with only two,
 readers would stop at each."""
 
+MOST_BUFFERS = 16
+"""Most pairs of small panels on the device: readers then go on while C is begun, which takes some
+milliseconds."""
+
 
 @dataclass(frozen=True)
 class Panels:

@@ -14,7 +14,7 @@ from .candidates import SMALL_PANELS, Candidate, Ring, depths, everything, outpu
 from .cost import CostModel, Estimate
 from .ledger import fits, ledgers, slot_bytes
 from .machine import Budget, Rates
-from .panels import MORE_BUFFERS, Panels
+from .panels import BUFFERS, MORE_BUFFERS, MOST_BUFFERS, Panels
 from .plan import Plan
 from .problem import Matrix, Problem
 from .refusal import refusal
@@ -47,6 +47,9 @@ but one would be computed before the first is written (four H200: 0.13 s without
 COLUMNS = 2
 """Columns of blocks whose panels of op(B) stay on a device where op(A) stays there in several rows of blocks:
 while the blocks of one are made, panels of the next come."""
+
+SMALL_BYTES = 8 * SMALL_PANELS
+"""Bytes that pairs of small panels may take where there are more of them than `MORE_BUFFERS`."""
 
 SIDES_TRIED = slice(1, 5)
 """Numbers of heights and of widths of blocks that are tried there, of those of `candidates.steps`."""
@@ -242,8 +245,11 @@ class _Search:
         pair = (x.bm + x.bn) * x.panels.deepest * self.problem.panel_itemsize
         if self.budget.device is None or pair > SMALL_PANELS:
             return x
-        more = x._replace(panels=replace(x.panels, buffers=MORE_BUFFERS))
-        return more if self._fits(more) else x
+        for count in min(MOST_BUFFERS, SMALL_BYTES // max(1, pair)), MORE_BUFFERS:
+            more = x._replace(panels=replace(x.panels, buffers=min(count, max(BUFFERS, len(x.panels)))))
+            if self._fits(more):
+                return more
+        return x
 
     def _widths(self, x: Candidate, widths: list[int]) -> list[int]:
         """Return the widest blocks of this height that fit, because narrower ones only read more."""
