@@ -83,8 +83,7 @@ static void* user(void* number) {
         int64_t take = width - turn % 3 * ROW / 4, size = rows * width + turn % 2 * 1000;
         Job job = {0, rows * width, 1, size};
         Device device = device_at(there, width + ROW, width, take);
-        int parts = 1 + turn % 5;
-        Transfer* transfer = transfers_start(path, &job, 1, O_WRONLY | O_CREAT | O_TRUNC, NULL, parts, 1, &device);
+        Transfer* transfer = transfers_start(path, &job, 1, O_WRONLY | O_CREAT | O_TRUNC, NULL, 1, 1, &device);
         if (transfers_end(transfer)) errors++;
         file = open(path, O_RDONLY);
         if (read(file, memory, 1 << 21) != size) errors++;

@@ -365,13 +365,11 @@ def start_write(path: str, data: Bytes) -> Callable[[], bool]:
 
 
 def bring(paths: Sequence[str], inward: Inward) -> Callable[[], bool]:
-    """Start to write a file for each of the parts of C that a device has, as of `start_write`. Several
-    threads write a long one: the last ones would else take longest."""
+    """Start to write a file for each of the parts of C that a device has, as of `start_write`."""
     (rows, width), (held_rows, held) = inward.shape, inward.held
     packed = inward.packed + _COLUMNS.pack(width, 0, held, inward.step, 0, inward.apart)
     jobs = [Job(path, 0, held_rows * width, apart=rows * width) for path in paths]
-    parts = max(1, min(PARTS, held_rows * width // LEAST_PART))
-    return background.Transfer(jobs, _MAKE, None, parts, packed).end
+    return background.Transfer(jobs, _MAKE, None, device=packed).end
 
 
 def flush(folder: int | str | os.PathLike[str]) -> None:

@@ -118,7 +118,7 @@ static Queue queues[2] = {{NULL, &queues[0].head, 0}, {NULL, &queues[1].head, 0}
 static int threads, busy, asleep, queued, waiting, most_threads = MOST_THREADS;
 
 // The number of this interface, which the loader compares: a library of another version is not used.
-int transfers_version(void) { return 7; }
+int transfers_version(void) { return 6; }
 
 void transfers_limit(int count) { most_threads = count < MOST_THREADS ? count : MOST_THREADS; }
 
@@ -264,23 +264,21 @@ static void fill_up(const Device* device, char* memory, int64_t nbytes) {
         memset(row + device->take, 0, (size_t)(device->width - device->take));
 }
 
-// Writes a part of a file whose bytes come from the device, in steps: while one is written, the next one is on its way.
-// Other threads may write other parts, so the file is not made empty: it is cut to what comes, and zeros follow.
+// Writes a file whose bytes come from the device, in steps: while one is written, the next one is on its way.
 static int bring(const Transfer* transfer, const Task* task, Beside* own) {
     Device there = transfer->device;
     there.there += (task->jobs - transfer->jobs) * there.apart;
     const Device* device = &there;
     int64_t size = bytes_of(task), step;
     if (device->use(device->context) || !(step = step_of(own, device, device->width))) return NOT_COPIED;
-    int file = open(task->path, (transfer->flags & ~O_TRUNC) | O_CLOEXEC, 0666), error = file < 0 ? errno : 0;
-    if (!error && (ftruncate(file, task->jobs->nbytes) || ftruncate(file, task->jobs->apart))) error = errno;
+    int file = open(task->path, transfer->flags | O_CLOEXEC, 0666), error = file < 0 ? errno : 0;
     for (int64_t at = 0; at < size + step && !error; at += step) {
         int turn = at / step % 2, place = SENDING + turn, before = SENDING + !turn;
         if (at < size) {
             void* event = mark(own, device, place);
             if ((error = settle(own, device, place))) break;
             int64_t nbytes = size - at < step ? size - at : step;
-            error = event ? copy_rows(device, own->memory + place * own->nbytes, (task->first + at) / device->width,
+            error = event ? copy_rows(device, own->memory + place * own->nbytes, at / device->width,
                                       nbytes / device->width, 0)
                           : NOT_COPIED;
             if (!error && device->record(event, device->stream)) error = NOT_COPIED;
@@ -289,9 +287,10 @@ static int bring(const Transfer* transfer, const Task* task, Beside* own) {
         if (at > 0 && !error && !(error = settle(own, device, before))) {
             int64_t first = at - step, nbytes = size - first < step ? size - first : step;
             fill_up(device, own->memory + before * own->nbytes, nbytes);
-            error = move(file, 1, own->memory + before * own->nbytes, nbytes, task->first + first);
+            error = move(file, 1, own->memory + before * own->nbytes, nbytes, first);
         }
     }
+    if (!error && task->jobs->apart > size && ftruncate(file, task->jobs->apart)) error = errno;
     if (file >= 0 && close(file) && !error) error = errno;
     return error;
 }
