@@ -129,11 +129,13 @@ class ComplexGemm:
         self.real(Product(2 * m, width, depth, 1.0, prepared, Operand(b.ptr, 2 * b.ld), 0.0, z), stream)
         _combine(self._combine_few, product, z, stream)
 
-    def reserve(self, m: int, n: int, k: int, in_place: str = "a", real: bool = True) -> None:
+    def reserve(
+        self, m: int, n: int, k: int, in_place: str = "a", real: bool = True, stay: tuple[int, int] = (0, 0)
+    ) -> None:
         """Allocate scratch memory for products up to m×n×k. `in_place`: as in calls. `real`: α and β will be
-        real."""
+        real. `stay`: numbers of panels of A and B that stay on the device."""
         scratch = self.real.scratch
-        self.real.reserve(m, 2 * n, 2 * k, "ab" if self._trans_a or "a" in in_place else "b")
+        self.real.reserve(m, 2 * n, 2 * k, "ab" if self._trans_a or "a" in in_place else "b", stay)
         if not real:
             scratch.at("product", product_bytes(m, n))
         if self._trans_a:

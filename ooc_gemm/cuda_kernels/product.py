@@ -3,6 +3,7 @@ the `Tile`s if its sums take scratch memory."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..planning.schedule import DIAGONAL_STRIPS, LEAST_STRIP
 from ..support.intervals import ceil_div, ranges, round_up
@@ -27,6 +28,15 @@ class Operand:
         return Operand(self.ptr + nbytes, self.ld)
 
 
+class Stay(NamedTuple):
+    """A panel that stays on the device for several products, of which something may be remembered."""
+
+    buffer: int
+    """The number of its buffer among those of its operand."""
+    first: int
+    """Its first row of op(A) or column of op(B). Another panel in that buffer has another one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
     """C ← α·op(A)·op(B) + β·C. If β = 0, C is not read; if α = 0 or k = 0, neither A nor B is."""
@@ -42,6 +52,8 @@ class Product:
     b: Operand
     beta: complex
     c: Operand
+    stay: tuple["Stay | None", "Stay | None"] = (None, None)
+    """Of A and of B: which panel it is, if the device keeps it for several products."""
 
     def rows(self, start: int, stop: int, width: int, a_bytes: int, c_bytes: int) -> "Product":
         """Return the product that makes the first `width` columns of rows [start, stop) of C. `a_bytes`: from

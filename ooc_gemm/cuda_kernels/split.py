@@ -17,7 +17,7 @@ from ..support.intervals import ceil_div, reuses, round_up
 from . import driver, preparations
 from .driver import Kernel
 from .launch import load
-from .product import Operand, Product
+from .product import Operand, Product, Stay
 from .scratch import Scratch
 
 PITCH_BYTES = 256
@@ -55,6 +55,7 @@ _PART, _ROWS_OF_SURVEY = 256, 64
 """Elements along k of a block of `survey`; its rows if they are lines. If columns are lines, it has 256."""
 _SEGMENTS = 8 * 4
 """Segments of 64 elements that a block of `split` takes."""
+_ON_DEVICE = driver.DEVICE, driver.DEVICE
 _DEVICE_TO_HOST = 2
 """cudaMemcpyKind."""
 
@@ -96,6 +97,10 @@ class Splitter:
     def __init__(self, mn: dict[str, bool], multiprocessors: int, scratch: Scratch):
         """`mn`: whether operand a, or b, is contiguous along m or n, and not along k."""
         self._mn, self._multiprocessors, self._scratch = mn, multiprocessors, scratch
+        self._remembered = {"a": 0, "b": 0}
+        """Bytes for what is known of each panel that stays."""
+        self._surveyed: dict[tuple[str, int], int] = {}
+        """For each buffer of such panels, the first row or column of the panel whose survey is remembered."""
         self._kernels: dict[str, dict[str, Kernel]] = {
             name: load(preparations.survey(not mn), *_SURVEY) | load(preparations.split(not mn), *_SPLIT)
             for name, mn in mn.items()
@@ -120,14 +125,14 @@ class Splitter:
         if not symmetric:
             at = lines + LINE_BYTES * m, exponents + EXPONENT_BYTES * m
             sides.append(_Side("b", product.b, n, *at))
-        driver.fill(lines, 0, LINE_BYTES * count, stream)
+        driver.fill(lines, 0, LINE_BYTES * count, stream)  # the sweeps add to what is there
         largest = {"a": 0, "b": 0}
         if not symmetric:  # otherwise both operands have the same elements at every k
             largest = {"a": depth + 4 * k, "b": depth + 8 * k}
             driver.fill(largest["a"], 0, 8 * k, stream)
         u, i32 = np.uintp, np.int32
-        for side in sides:
-            self._survey(k, side, largest[side.name], stream)
+        for side, stay in zip(sides, product.stay, strict=False):
+            self._look(k, side, largest[side.name], stay, stream)
         kernels, found = self._kernels["a"], (u(lines), u(exponents), u(state))
         n = count - m
         grid = (ceil_div(m, _THREADS) + ceil_div(n, _THREADS),)
@@ -159,13 +164,16 @@ class Splitter:
         runtime.memcpy(state.ctypes.data, at, state.nbytes, _DEVICE_TO_HOST)
         return bool(state[0])
 
-    def reserve(self, m: int, n: int, k: int, in_place: str) -> None:
-        """Allocate the memory for products up to m×n×k now."""
+    def reserve(self, m: int, n: int, k: int, in_place: str, stay: tuple[int, int] = (0, 0)) -> None:
+        """Allocate the memory for products up to m×n×k now. `stay`: numbers of panels of op(A) and op(B) that
+        stay on the device."""
         self._scratch.at("state", STATE_BYTES)
         self._scratch.at("exponents", EXPONENT_BYTES * (m + n))
         self._scratch.at("lines", LINE_BYTES * (m + n))
         self._scratch.at("depth", DEPTH_BYTES * k)
-        for name, lines in ("a", m), ("b", n):
+        for name, lines, count in ("a", m, stay[0]), ("b", n, stay[1]):
+            self._remembered[name] = LINE_BYTES * lines + 4 * k
+            self._scratch.at(f"surveys {name}", count * self._remembered[name])
             if name in in_place:
                 continue
             pitch = PITCH_BYTES // 4
@@ -175,6 +183,22 @@ class Splitter:
     def _shape(self, k: int, side: _Side) -> tuple[int, int]:
         """Rows and columns of an operand as it is stored."""
         return (k, side.count) if self._mn[side.name] else (side.count, k)
+
+    def _look(self, k: int, side: _Side, largest: int, stay: Stay | None, stream: Any) -> None:
+        """Start to find what `_survey` finds, or to copy it where a panel stays that was surveyed before."""
+        if stay is None:
+            self._survey(k, side, largest, stream)
+            return
+        each, parts = self._remembered[side.name], ((side.lines, LINE_BYTES * side.count), (largest, 4 * k))
+        kept = self._scratch.at(f"surveys {side.name}", (stay.buffer + 1) * each) + stay.buffer * each
+        known = self._surveyed.get((side.name, stay.buffer)) == stay.first
+        if not known:
+            self._survey(k, side, largest, stream)
+            self._surveyed[side.name, stay.buffer] = stay.first
+        for at, nbytes in parts:
+            to, source = (at, kept) if known else (kept, at)
+            driver.copy(_ON_DEVICE, to, nbytes, source, nbytes, nbytes, 1, stream.ptr)
+            kept += nbytes
 
     def _survey(self, k: int, side: _Side, largest: int, stream: Any) -> None:
         """Start to find what is known about the lines of an operand. `largest`: where the largest element of

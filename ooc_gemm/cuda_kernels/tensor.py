@@ -191,9 +191,9 @@ class TensorGemm(ABC):
             self._functions[config] = load(config)[config.kernel]
         return self._functions[config]
 
-    def reserve(self, m: int, n: int, k: int, in_place: str = "ab") -> None:
+    def reserve(self, m: int, n: int, k: int, in_place: str = "ab", stay: tuple[int, int] = (0, 0)) -> None:
         """Load the kernel, and allocate scratch memory for products up to m×n×k whose operands need not be
-        transposed. `in_place`: as in calls."""
+        transposed. `in_place`: as in calls. `stay`: numbers of panels of A and B that stay on the device."""
         config, _ = self.choose(m, n, k)
         self._function(config)
         # A smaller product at an edge may be cut in slices: no more than there are places for tiles.
@@ -201,4 +201,4 @@ class TensorGemm(ABC):
         self.scratch.at("slices", self._c_bytes * max(places))
         if self._splitter:
             self._fall_back.reserve()
-            self._splitter.reserve(m, n, k, in_place)
+            self._splitter.reserve(m, n, k, in_place, stay)

@@ -115,6 +115,30 @@ def test_kernels_leave_panels_as_they_are(tmp_path, resident, monkeypatch, name,
     check(tmp_path, device, dtype, transpose, 0, kernel=kernel, precision=precision)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("transpose", ["", "a", "b"])
+@pytest.mark.parametrize("dtype", ["f4", "c8"])
+def test_what_is_remembered_of_a_panel_is_forgotten_with_it(
+    tmp_path, resident, monkeypatch, transpose, dtype
+):
+    """Each strip of A, and each of B, has units of its own, so exponents of one are wrong for another."""
+    monkeypatch.setattr(tensor, "split_pays", lambda m, n, k: True)
+    a, b = RNG.standard_normal((700, 500)), RNG.standard_normal((500, 900))
+    a *= 2.0 ** (20 * (np.arange(700) // 300))[:, None]
+    b *= 2.0 ** (-15 * (np.arange(900) // 200))[None]
+    a, b = ((x + 1j * x[::-1] if dtype == "c8" else x).astype(dtype) for x in (a, b))
+    make(tmp_path / "a", a.T if "a" in transpose else a, chunks=(90, 70))
+    make(tmp_path / "b", b.T if "b" in transpose else b, chunks=(64, 128))
+    result = ooc_gemm.multiply(
+        *(str(tmp_path / name) for name in "abc"), device=device_of("cuda"), kernel="fp16x3",
+        transpose_a="a" in transpose, transpose_b="b" in transpose, chunks=(100, 100),
+    )  # fmt: skip
+    assert result.plan.k_panels.resident
+    wide = "c16" if dtype == "c8" else "f8"
+    want, size = a.astype(wide) @ b.astype(wide), np.abs(a).astype("f8") @ np.abs(b).astype("f8")
+    assert (np.abs(zarr.open_array(tmp_path / "c")[...] - want) <= 1e-6 * size).all()
+
+
 def test_a_run_that_goes_on(tmp_path, resident):
     """A block may be the first of its row that is left."""
     x = RNG.integers(-4, 5, (600, 600)).astype("f4")

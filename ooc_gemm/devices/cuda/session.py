@@ -18,7 +18,7 @@ import numpy as np
 
 from ...cuda_kernels import driver
 from ...cuda_kernels.driver import TO_HOST, Event
-from ...cuda_kernels.product import Operand, Product, Strips
+from ...cuda_kernels.product import Operand, Product, Stay, Strips
 from ...cuda_kernels.transposition import Transposition
 from ...engine.overflow import Overflow
 from ...engine.ports import (
@@ -128,6 +128,7 @@ class CUDASession(HostMemory):
             plan, operation, self._layout, cupy.cuda, self._device.model, self._device.multiprocessors
         )
         self._depth = plan.problem.k
+        self._stay = plan.k_panels.resident, bool(plan.k_panels.columns)
         self._waits_for_writes = plan.c_buffers == 1
         c = plan.problem.c
         self._step = plan.budget.step
@@ -260,6 +261,10 @@ class CUDASession(HostMemory):
         product = Product(
             block.rows, block.cols, k, op.alpha, Operand(a.data.ptr, lda), Operand(b.data.ptr, ldb), beta,
             Operand(out.data.ptr, block.cols),
+            (
+                Stay(pair[0], block.row) if self._stay[0] else None,
+                Stay(pair[1], block.col) if self._stay[1] else None,
+            ),
         )  # fmt: skip
         strips = Strips(
             early_strips(block.rows, block.cols) if last else (),
