@@ -10,6 +10,7 @@ from ..support.intervals import ceil_div, touches
 from .candidates import Candidate
 from .ledger import slot_bytes
 from .machine import Budget, Rates
+from .panels import BUFFERS
 from .problem import Matrix, Problem, rows_apart
 from .schedule import (
     DIAGONAL_STRIPS,
@@ -318,6 +319,7 @@ class CostModel:
         panels = max(1, blocks * len(x.panels))
         entering = entering_seconds(stages, rates)
         turns = (ceil_div(p.m, x.bm) + ceil_div(p.n, x.bn)) * len(x.panels) if x.panels.columns else panels
+        turns = max(0, turns - (x.panels.b_buffers - BUFFERS))  # the first are open from the beginning
         opening = turns * rates.turn_seconds * rates.devices
         bringing = self._bringing_seconds(entering, stages) + opening
         each_read, each_multiply = bringing / panels, stages["compute"] / panels
