@@ -10,7 +10,7 @@ from ..support.intervals import ceil_div, touches
 from .candidates import Candidate
 from .ledger import slot_bytes
 from .machine import Budget, Rates
-from .panels import BUFFERS
+from .panels import MORE_BUFFERS
 from .problem import Matrix, Problem, rows_apart
 from .schedule import (
     DIAGONAL_STRIPS,
@@ -319,7 +319,7 @@ class CostModel:
         panels = max(1, blocks * len(x.panels))
         entering = entering_seconds(stages, rates)
         turns = (ceil_div(p.m, x.bm) + ceil_div(p.n, x.bn)) * len(x.panels) if x.panels.columns else panels
-        turns = max(0, turns - (x.panels.b_buffers - BUFFERS))  # the first are open from the beginning
+        turns -= min(turns, max(0, x.panels.b_buffers - MORE_BUFFERS))  # which are open from the beginning
         opening = turns * rates.turn_seconds * rates.devices
         bringing = self._bringing_seconds(entering, stages) + opening
         each_read, each_multiply = bringing / panels, stages["compute"] / panels
@@ -334,12 +334,11 @@ class CostModel:
         store = taking_turns(entering, hidden, rates.turns) + opening
         brought = max(store, bringing, each_read + stages["upload"])
         until_tail = max(filled + stages["compute"] - each_multiply, brought)
-        slower = (entering + opening) / max(1e-9, stages["read"])
+        until_last = first * max(bringing, stages["compute"]) + hidden
         if x.panels.columns:
-            made_first, made_last = self._made(
-                x, stages["compute"], [slower * each.seconds for each in reads]
-            )
-            until_tail = max(brought, made_last - each_multiply)
+            slower = (entering + opening) / max(1e-9, stages["read"])
+            made = self._made(x, stages["compute"], [slower * each.seconds for each in reads])
+            until_tail, until_last = max(brought, made[1] - each_multiply), made[0] + hidden
         elif x.panels.resident:  # the first block waits for all of op(A), and for its share of the others
             slower = entering / max(1e-9, stages["read"])
             of_a, *others = (each.seconds * slower for each in reads)
@@ -349,9 +348,6 @@ class CostModel:
                 first_block + stages["compute"] * (1 - first),
                 first_block / max(1, len(x.panels)) + stages["compute"] - each_multiply,
             )
-        until_last = first * max(bringing, stages["compute"]) + hidden
-        if x.panels.columns:
-            until_last = made_first + hidden
         ends = [until_tail + tail, until_last + last * leaving]
         if last < before:  # the block before the last one, a smaller one, may take longer to leave
             ends.append(until_tail + each_multiply - last * stages["compute"] + (before + last) * leaving)

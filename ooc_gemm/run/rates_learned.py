@@ -24,6 +24,8 @@ EVEN = 3.0
 longer, some have waited, for a kernel that was compiled or loaded, or blocks are very uneven."""
 TRUSTED_BYTES = 256 * MiB
 """Least bytes of copies from which their rate is learned."""
+BUSY = 8
+"""Reads of each reader from which the rate is learned at which they decode: so all of them had some."""
 BETTER = 1.05
 """Factor by which a kernel must be faster than in an earlier run for that rate to be replaced."""
 
@@ -73,7 +75,9 @@ def learn_decoding(device: Device, inputs: Iterable[Opened], plan: Plan, watch: 
     kinds = {(opened.source.codec, opened.place and file_system(opened.place)) for opened in found}
     ((codec, system), *others) = kinds
     seconds, nbytes = watch.seconds["read"] / plan.readers, watch.bytes["upload"]
-    if others or not (codec and system) or seconds < TRUSTED_SECONDS or nbytes < TRUSTED_BYTES:
+    if others or not (codec and system) or watch.spans["read"] < BUSY * plan.readers:
+        return ""
+    if seconds < TRUSTED_SECONDS or nbytes < TRUSTED_BYTES:
         return ""
     rate = sound(nbytes / seconds)
     if rate <= BETTER * rates.decode:

@@ -128,11 +128,14 @@ def _together(jobs: Sequence[Job], buffer: Bytes | None, parts: int) -> int:
     return max(1, TASK_BYTES * len(jobs) // max(1, len(buffer)))
 
 
-def in_places(jobs: Sequence[Job], buffer: Bytes, parts: int, step: int) -> bool:
-    """Whether what is read for a device goes there from places of threads. `parts`: as of `Transfer`. `step`:
-    bytes of a place; 0 where there are none. What fills less than half of one goes there from the buffer."""
+def in_places(jobs: Sequence[Job], buffer: Bytes, parts: int, step: int, line: int) -> bool:
+    """Whether what is read for a device goes there from places of threads. Longer lines than a place, and
+    what fills less than half of one, go there from the buffer.
+
+    parts: as of `Transfer`. step: bytes of a place; 0 where there are none. line: bytes of a row.
+    """
     nbytes = len(buffer) // (len(jobs) * parts)
-    return 0 < step <= 2 * nbytes and _together(jobs, buffer, parts) == 1
+    return 0 < step <= 2 * nbytes and line <= step and _together(jobs, buffer, parts) == 1
 
 
 def read(jobs: Sequence[Job], buffer: Bytes, quick: bool) -> bool:

@@ -349,7 +349,7 @@ def start_read(
     if _cores() <= FEW_CORES and len(into) <= SHORT_PART * len(jobs) and all(job.rows == 1 for job in jobs):
         return partial(background.read, jobs, into, quick=True)
     parts = max(1, min(PARTS, len(into) // (len(jobs) * LEAST_PART)))
-    if onward and not onward.pinned and not background.in_places(jobs, into, parts, onward.step):
+    if onward and not onward.pinned and not background.in_places(jobs, into, parts, onward.step, columns[0]):
         onward = None
     packed = onward.packed + _COLUMNS.pack(*columns, onward.step, onward.pinned, 0) if onward else None
     transfer = background.Transfer(jobs, os.O_RDONLY | NONBLOCK, into, parts, packed)
