@@ -2,18 +2,21 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from .. import __version__
+from ..storage.read import addresses
 from ..storage.write import consolidated, coordinates, in_memory, opening
 from ..storage.write.journal import Journal
 from ..storage.write.provenance import Finished
 from ..storage.write.publication import Publication
 from ..storage.write.target import Target
 from ..support.errors import InputChangedError, InputError, RangeError
+from ..support.shared import in_thread
 from .labels import own_coordinate
 from .observer import Notice, Observer
 from .prepare import Job
@@ -72,20 +75,36 @@ def destination(job: Job, observer: Observer, notice: Notice | None) -> Iterator
 
 @contextmanager
 def beginning(job: Job, observer: Observer) -> Iterator[Callable[[], tuple[Any, Any]]]:
-    """Yield a function that returns what `destination` yields. A new C is begun by the first call: the engine
-    makes it when readers read the first panels. The function raises what prevents it."""
-    found = list[tuple[Any, Any]]()
-    with contextlib.ExitStack() as opened:
+    """Yield a function that returns what `destination` yields. A new C in a local folder is begun by the
+    first call: the engine makes it when readers read the first panels. The function raises what prevents it.
+    It waits for a thread of its own, so Ctrl-C leaves no C that is begun in part. A store that is far away
+    may not answer, for which nobody could stop waiting then."""
+    is_near = addresses.local_path(job.request.c) is not None
+    if not (is_near and job.works and _is_new(job)):
+        with destination(job, observer, observer.notice) as found:
+            yield lambda: found
+        return
+    notice, said, coming = observer.notice, list[str](), list[Future[tuple[Any, Any]]]()
+    whole = destination(job, observer, said.append if notice else None)
 
-        def begun() -> tuple[Any, Any]:
-            if not found:
-                found.append(opened.enter_context(destination(job, observer, observer.notice)))
-            return found[0]
+    def begun() -> tuple[Any, Any]:
+        if not coming:
+            coming.append(in_thread("beginning", whole.__enter__))
+        try:
+            return coming[0].result()
+        finally:  # the user's function is called on the user's thread, also of a C that cannot be begun
+            while notice and said:
+                notice(said.pop(0))
 
-        if not (job.works and _is_new(job)):
-            begun()
+    try:
         yield begun
         begun()
+    except BaseException as error:
+        never = not coming or coming[0].exception()
+        if never or not whole.__exit__(type(error), error, error.__traceback__):
+            raise
+    else:
+        whole.__exit__(None, None, None)
 
 
 def _is_new(job: Job) -> bool:

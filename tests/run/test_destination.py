@@ -1,7 +1,9 @@
 """C is begun while the first panels are read; what is done while the last blocks are written."""
 
+import _thread
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -130,9 +132,27 @@ def test_an_input_that_cannot_be_read_while_c_is_begun(folder, started, monkeypa
     assert np.array_equal(zarr.open_array(folder / "c")[...], np.full((300, 300), 200, "f4"))
 
 
-def test_who_begins_c(folder, started, monkeypatch):
-    """The user's function is called on the user's thread, which Ctrl-C stops also where a store does not
-    answer."""
+def test_ctrl_c_while_c_is_begun(folder, started, monkeypatch):
+    """C is begun all the same, so it can be continued."""
+    real = opening.create_target
+
+    def create(*args, **options):
+        _thread.interrupt_main()
+        time.sleep(0.2)
+        return real(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(destination.opening, "create_target", create)
+        with pytest.raises(KeyboardInterrupt):
+            product(folder)
+    product(folder, resume=True)
+    assert np.array_equal(zarr.open_array(folder / "c")[...], np.full((300, 300), 200, "f4"))
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_who_begins_c(folder, started, monkeypatch, near):
+    """The user's function is called on the user's thread. Ctrl-C interrupts that thread, so another one
+    begins C in a folder. Nobody could stop a thread that waits for a store which does not answer."""
     real, threads = opening.create_target, []
 
     def create(*args, **options):
@@ -141,6 +161,8 @@ def test_who_begins_c(folder, started, monkeypatch):
         return real(*args, **options)
 
     monkeypatch.setattr(destination.opening, "create_target", create)
+    if not near:
+        monkeypatch.setattr(destination.addresses, "local_path", lambda spec: None)
 
     def notice(text):
         threads.append(threading.current_thread())
@@ -148,4 +170,4 @@ def test_who_begins_c(folder, started, monkeypatch):
 
     x = folder / "x"
     ooc_gemm.multiply(x, x, folder / "c", transpose_b=True, device="cpu", notice=notice)
-    assert threads == [threading.main_thread()] * 2
+    assert [thread is threading.main_thread() for thread in threads] == [not near, True]
