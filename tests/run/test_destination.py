@@ -137,6 +137,7 @@ def test_ctrl_c_while_c_is_begun(folder, started, monkeypatch):
     real = opening.create_target
 
     def create(*args, **options):
+        time.sleep(0.2)  # until the other thread waits
         _thread.interrupt_main()
         time.sleep(0.2)
         return real(*args, **options)
