@@ -26,7 +26,7 @@ from ooc_gemm.run import prepare, rates_first
 from ooc_gemm.storage.io import answers
 from ooc_gemm.support import memory as limits
 
-pytest_plugins = ["left_over"]
+pytest_plugins = ["copying_threads", "left_over"]
 
 
 class Done(NamedTuple):

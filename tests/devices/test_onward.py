@@ -1,17 +1,13 @@
 """Pieces that go from files in memory to a device without the interpreter."""
 
-import errno
 import itertools
-import json
-import shutil
-import tempfile
-from pathlib import Path
 
 import cupy_on_cpu
 import numpy as np
 import pytest
 import zarr
 from conftest import make
+from copying_threads import product
 from sessions import device_with
 
 import ooc_gemm
@@ -21,33 +17,15 @@ from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.session import CUDASession
 from ooc_gemm.devices.cuda.timing import Timing
 from ooc_gemm.devices.cuda.uploads import Uploads
-from ooc_gemm.engine.writers import beside
 from ooc_gemm.planning import candidates, ledger, schedule, search
 from ooc_gemm.planning.candidates import Candidate, outputs, rings
 from ooc_gemm.planning.ledger import staged_area
 from ooc_gemm.planning.panels import Panels
-from ooc_gemm.planning.schedule import Part
 from ooc_gemm.run import budget, prepare
 from ooc_gemm.storage.io import background, files
 from ooc_gemm.support.trace import Trace
 
 RNG = np.random.default_rng(5)
-
-
-@pytest.fixture
-def memory(monkeypatch):
-    """A folder in memory, from which parts of any size are read by other threads."""
-    if not files.in_background("/dev/shm"):
-        pytest.skip("there are no files in memory here, or there was no C compiler")
-    monkeypatch.setattr(files, "FEW_CORES", 0)
-    monkeypatch.setattr(files, "LEAST_PART", 4096)
-    monkeypatch.setattr(candidates, "AMPLE_DEVICE_SLOTS", (100_000, 50_000))  # so slots are used again
-    monkeypatch.setattr(candidates, "STEPPED_SLOT", 200_000)
-    cupy_on_cpu.install(monkeypatch)
-    monkeypatch.setattr(budget, "STEP_BYTES", 1100)  # threads keep what the first test gives them
-    folder = Path(tempfile.mkdtemp(prefix="ooc-gemm-test-", dir="/dev/shm"))
-    yield folder
-    shutil.rmtree(folder)
 
 
 LAYOUTS = {
@@ -224,191 +202,6 @@ def test_several_devices(memory, monkeypatch, what, transpose, linked):
 def test_the_driver_has_what_threads_call():
     assert set(driver.COPYING) <= set(driver._ARGUMENTS)
     assert len(driver.COPYING) == len(cupy_on_cpu.SENDING)
-
-
-def product(memory, shape=(500, 300, 400), **options):
-    """Multiply, and return the result and whether C is right."""
-    m, k, n = shape
-    a, b = (RNG.integers(-9, 9, size).astype("f4") for size in ((m, k), (k, n)))
-    for name, x in (("a", a), ("b", b)):
-        make(memory / name, x, compressors=None, chunks=(50, 50))
-    options = {"kernel": "cublas", "device": "cuda", "compressor": "none", "chunks": (100, 80)} | options
-    found = ooc_gemm.multiply(*(str(memory / name) for name in "abc"), **options)
-    c = zarr.open_array(memory / "c")
-    return found, np.array_equal(c[:], (a @ b).astype(c.dtype))
-
-
-@pytest.mark.parametrize("verify", [False, True])
-@pytest.mark.parametrize(("m", "n"), [(500, 400), (490, 400), (500, 390), (40, 30)])
-def test_c_comes_from_the_device_without_slots(memory, m, n, verify):
-    """Those at the edges are filled up with zeros."""
-    downloads = []
-
-    class Session(CUDASession):
-        def download(self, *args):
-            downloads.append(args)
-            return super().download(*args)
-
-    options = {"device": device_with(Session, CUDA)(), "chunks": (100, 80)}
-    (memory / "before").mkdir()
-    product(memory / "before", **options)  # places of threads hold something after that
-    downloads.clear()
-    found, right = product(memory, (m, 300, n), verify=verify, **options)
-    assert right
-    assert not downloads
-    assert found.bytes_written == found.plan.bytes_written
-    assert found.bytes_downloaded == found.plan.bytes_downloaded
-    assert cupy_on_cpu.brought
-    last = np.fromfile(memory / "c" / "c" / str((m - 1) // 100) / str((n - 1) // 80), "f4").reshape(100, 80)
-    rows, cols = (m - 1) % 100 + 1, (n - 1) % 80 + 1
-    assert last[:rows, :cols].any()
-    assert not last[rows:].any()
-    assert not last[:, cols:].any()
-
-
-def test_a_timeline_changes_nothing_of_the_way_that_pieces_and_parts_take(memory, tmp_path):
-    """Through slots, of which there are few where parts need none, a run with a timeline took five times as
-    long."""
-    ways = []
-    for number, options in enumerate(({}, {"trace": tmp_path / "t.json"})):
-        cupy_on_cpu.sent.clear()
-        cupy_on_cpu.brought.clear()
-        (memory / str(number)).mkdir()
-        _, right = product(memory / str(number), (900, 600, 900), **options)
-        assert right
-        ways.append((len(cupy_on_cpu.sent), len(cupy_on_cpu.brought)))
-    assert ways[0] == ways[1] > (0, 0)
-    events = json.loads((tmp_path / "t.json").read_text("utf-8"))["traceEvents"]
-    assert {"read", "upload", "compute", "download", "write"} <= {event["name"] for event in events}
-
-
-def test_up_to_four_parts_beside_each_other_come_together(memory, monkeypatch):
-    """The interpreter is needed once for them. Those that cannot be brought come in slots."""
-    real, together = background.Transfer.__init__, []
-
-    def counted(self, jobs, flags, buffer, *rest, **named):
-        if buffer is None:
-            together.append(len(jobs))
-        real(self, jobs, flags, buffer, *rest, **named)
-
-    monkeypatch.setattr(background.Transfer, "__init__", counted)
-    _, right = product(memory, (500, 300, 480))
-    assert right
-    assert sorted(together) == 5 * [2] + 5 * [4]
-
-
-def test_parts_beside_each_other():
-    parts = [Part((i, j), i, 10 * j, 1, 10) for i in range(2) for j in range(5)]
-    del parts[7]
-    edge = Part((1, 5), 1, 50, 1, 3)
-    found = [[part.chunk for part in some] for some in beside(iter([*parts, edge]), 3)]
-    assert found == [
-        [(0, 0), (0, 1), (0, 2)], [(0, 3), (0, 4)], [(1, 0), (1, 1)], [(1, 3), (1, 4)], [(1, 5)]
-    ]  # fmt: skip
-    assert [len(some) for some in beside(iter(parts), 1)] == 9 * [1]
-
-
-def test_c_comes_from_several_devices(memory, monkeypatch):
-    """A chunk that two bands share comes in a slot."""
-    cupy_on_cpu.install(monkeypatch, devices=3)
-    found, right = product(memory, (600, 300, 400), device="cuda:0,1,2")
-    assert right
-    assert found.bytes_downloaded == found.plan.bytes_downloaded
-    assert cupy_on_cpu.brought
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"compressor": "zstd"},
-        {"out_dtype": "float16"},
-        {"out_dtype": "float64"},
-    ],
-)
-def test_c_that_is_stored_otherwise(memory, options):
-    _, right = product(memory, **options)
-    assert right
-    assert bool(cupy_on_cpu.brought) == ("out_dtype" in options)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("devices", [1, 3])
-def test_what_a_narrower_type_does_not_hold_is_counted_once(memory, monkeypatch, fails, devices):
-    """Also where parts are first brought in vain."""
-    cupy_on_cpu.install(monkeypatch, devices=devices)
-    if fails:
-        real = files.background.Transfer.end
-        monkeypatch.setattr(
-            files.background.Transfer, "end", lambda self: real(self) and self._kept[0] is not None
-        )
-    a = RNG.integers(-9, 9, (500, 300)).astype("f4")
-    a[::7] *= 1000
-    make(memory / "a", a, compressors=None, chunks=(50, 50))
-    found = ooc_gemm.multiply(
-        str(memory / "a"), str(memory / "a"), str(memory / "c"), transpose_b=True, kernel="cublas",
-        device="cuda:0,1,2" if devices > 1 else "cuda", compressor="none", chunks=(100, 80),
-        out_dtype="float16", notice=lambda text: None,
-    )  # fmt: skip
-    with np.errstate(over="ignore"):
-        want = (a @ a.T).astype("f2")
-    assert np.array_equal(zarr.open_array(memory / "c")[:], want)
-    assert found.overflowed == np.isinf(want).sum() > 0
-    assert cupy_on_cpu.brought
-
-
-@pytest.mark.parametrize("height", [300, 200])
-def test_gram_and_what_is_finished_on_the_host(memory, monkeypatch, height):
-    """C in one block has nothing that must be transposed."""
-    a = RNG.integers(-9, 9, (300, 500)).astype("f4")
-    make(memory / "a", a, compressors=None, chunks=(50, 50))
-    real = prepare.make_plan
-
-    def make_plan(problem, budget, rates):
-        plan = real(problem, budget, rates)
-        c, ring = outputs(problem)[0], rings(budget)[0]
-        x = Candidate(c, height, height, plan.k_panels, plan.c_buffers, ring)
-        return search.finish(problem, budget, rates, x)
-
-    monkeypatch.setattr(prepare, "make_plan", make_plan)
-    options = {"device": "cuda", "kernel": "cublas", "compressor": "none", "chunks": (100, 100)}
-    for triangle in ("lower", None):
-        ooc_gemm.gram(str(memory / "a"), str(memory / "c"), triangle=triangle, force=True, **options)
-        want = np.tril(a @ a.T) if triangle else a @ a.T
-        assert np.array_equal(zarr.open_array(memory / "c")[:], want)
-        assert bool(cupy_on_cpu.brought) == (triangle is None and height == 300)
-
-
-@pytest.mark.parametrize("what", ["use", "copy", "record", "make", "pin", "write"])
-def test_what_cannot_be_brought_is_downloaded(memory, monkeypatch, what):
-    if what == "write":
-        real = files.background.Transfer.end
-        ends = iter([True] * 3 + [False] * 4)
-        monkeypatch.setattr(files.background.Transfer, "end", lambda self: real(self) and next(ends, True))
-    else:
-        sending = list(cupy_on_cpu.SENDING)
-        sending[("use", "copy", "record", "make", "query", "pin").index(what)] = cupy_on_cpu.FAILS
-        monkeypatch.setattr(driver, "_sending", lambda: tuple(sending))
-    found, right = product(memory)
-    assert right
-    assert found.bytes_written == found.plan.bytes_written
-
-
-def test_a_full_disk_is_told(memory, monkeypatch):
-    """The way through a slot says what the matter is."""
-    real = background.Transfer.__init__
-
-    def nowhere(self, jobs, *rest, **named):
-        of_c = "c" in Path(jobs[0].path).parts
-        missing = [job._replace(path="/proc/version/x") for job in jobs] if of_c else jobs
-        real(self, missing, *rest, **named)
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left")
-
-    monkeypatch.setattr(background.Transfer, "__init__", nowhere)
-    monkeypatch.setattr(files, "write", full)
-    with pytest.raises(ooc_gemm.StoreError, match="No space left"):
-        product(memory)
 
 
 @pytest.mark.parametrize("devices", [1, 3])
