@@ -22,7 +22,7 @@ from ..support.intervals import round_up
 
 HOST, DEVICE, EITHER = 1, 2, 4
 """CUmemorytype of an address. EITHER: an address of the host or of any device."""
-TO_DEVICE, TO_HOST = (DEVICE, HOST), (HOST, DEVICE)
+TO_DEVICE, TO_HOST, WITHIN_DEVICE = (DEVICE, HOST), (HOST, DEVICE), (DEVICE, DEVICE)
 """Kinds of memory of the target and the source of a copy (`copy`)."""
 _BLOCKING, _WITHOUT_TIME = 1, 2
 """CUevent_flags."""

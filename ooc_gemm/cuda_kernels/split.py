@@ -55,7 +55,6 @@ _PART, _ROWS_OF_SURVEY = 256, 64
 """Elements along k of a block of `survey`; its rows if they are lines. If columns are lines, it has 256."""
 _SEGMENTS = 8 * 4
 """Segments of 64 elements that a block of `split` takes."""
-_ON_DEVICE = driver.DEVICE, driver.DEVICE
 _DEVICE_TO_HOST = 2
 """cudaMemcpyKind."""
 
@@ -173,7 +172,8 @@ class Splitter:
         self._scratch.at("depth", DEPTH_BYTES * k)
         for name, lines, count in ("a", m, stay[0]), ("b", n, stay[1]):
             self._remembered[name] = LINE_BYTES * lines + 4 * k
-            self._scratch.at(f"surveys {name}", count * self._remembered[name])
+            if count:
+                self._scratch.at(f"surveys {name}", count * self._remembered[name])
             if name in in_place:
                 continue
             pitch = PITCH_BYTES // 4
@@ -197,7 +197,7 @@ class Splitter:
             self._surveyed[side.name, stay.buffer] = stay.first
         for at, nbytes in parts:
             to, source = (at, kept) if known else (kept, at)
-            driver.copy(_ON_DEVICE, to, nbytes, source, nbytes, nbytes, 1, stream.ptr)
+            driver.copy(driver.WITHIN_DEVICE, to, nbytes, source, nbytes, nbytes, 1, stream.ptr)
             kept += nbytes
 
     def _survey(self, k: int, side: _Side, largest: int, stream: Any) -> None:

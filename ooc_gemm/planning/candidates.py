@@ -78,17 +78,10 @@ class Candidate(NamedTuple):
         """How many times op(B) is read if the cache holds nothing."""
         return 1 if self.panels.columns else ceil_div(p.m, self.bm)
 
-    @property
-    def narrowing(self) -> bool:
-        """Whether blocks beside each other become narrower."""
-        return self.panels.resident and not self.panels.columns
-
     def fetches(self, p: Problem) -> tuple[int, int]:
         """How many times op(A) and op(B) are read from the store if the cache holds nothing; for a symmetric
         product, how many times A is. A team reads once what its workers need."""
-        across = ceil_div(p.n, self.bn)
-        once = 1 if self.panels.resident else ceil_div(across, self.team[1])
-        return once, ceil_div(self.times_b(p), self.team[0])
+        return ceil_div(self.times_a(p), self.team[1]), ceil_div(self.times_b(p), self.team[0])
 
     def a_steps(self, p: Problem) -> tuple[int, int]:
         """Rows and columns between the cuts of A as stored, where op(A) is cut into panels."""

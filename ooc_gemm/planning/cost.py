@@ -286,7 +286,7 @@ class CostModel:
         multiplying = p.flops / rates.flops * (1 + self._overhead(x))
         if rates.shared:
             return multiplying
-        calls = count_blocks(p, x.bm, x.bn, x.narrowing)
+        calls = count_blocks(p, x.bm, x.bn, x.panels.narrowing)
         if p.symmetric:  # a block on the diagonal is made in strips
             calls += ceil_div(p.m, x.bm) * (min(DIAGONAL_STRIPS, ceil_div(x.bm, LEAST_STRIP)) - 1)
         return max(multiplying, calls * len(x.panels) * rates.piece_seconds)
@@ -296,7 +296,7 @@ class CostModel:
         written for each panel, and tiles stand out over the edges of blocks."""
         p, rates = self._problem, self.rates
         passes = len(x.panels) + (REDUCED if p.found_bytes else 0.0)
-        width = p.n / max(1, len(column_edges(p, x.bn, True)) - 1) if x.narrowing else x.bn
+        width = p.n / max(1, len(column_edges(p, x.bn, True)) - 1) if x.panels.narrowing else x.bn
         thin = rates.thin * passes / max(1, p.k) + rates.edge / x.bm + rates.edge / width
         thin += rates.ready_again / width if x.panels.resident else 0.0
         thin += rates.ready_again / x.bm if x.panels.columns else 0.0
@@ -315,7 +315,7 @@ class CostModel:
         store with the writes before; writing for the first block. The last write-back begins when the first
         strip of the last multiplication is done."""
         rates, p = self.rates, self._problem
-        blocks = count_blocks(p, x.bm, x.bn, x.narrowing)
+        blocks = count_blocks(p, x.bm, x.bn, x.panels.narrowing)
         panels = max(1, blocks * len(x.panels))
         entering = entering_seconds(stages, rates)
         turns = (ceil_div(p.m, x.bm) + ceil_div(p.n, x.bn)) * len(x.panels) if x.panels.columns else panels
@@ -388,11 +388,11 @@ class CostModel:
         down, across = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn)
         if p.symmetric or not (down and across):
             return (1 / max(1, count_blocks(p, x.bm, x.bn)),) * 3
-        if x.narrowing:
+        if x.panels.narrowing:
             edges = column_edges(p, x.bn, True)
             widths = [(stop - start) / p.n for start, stop in pairwise(edges)]
             return widths[0], widths[max(0, len(widths) - 2)], widths[-1]
-        i, j = (down - 1, across - 1) if x.panels.columns else last_place(down, across, x.by_columns)
+        i, j = last_place(down, across, x.by_columns, x.panels.columns)
         last = min(x.bm, p.m - i * x.bm) * min(x.bn, p.n - j * x.bn)
         first = min(x.bm, p.m) * min(x.bn, p.n) / (p.m * p.n)
         return first, first, last / (p.m * p.n)

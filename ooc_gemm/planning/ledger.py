@@ -100,11 +100,10 @@ def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> 
     if p.symmetric and budget.device is not None:
         scratch += x.c.chunk_rows * x.c.chunk_cols * p.part_itemsize  # where a part is transposed
     # A kernel may need room to make of a panel that stays what it would else make in its place.
-    scratch += (a * x.panels.resident + b * bool(x.panels.columns)) * p.panel_itemsize
+    scratch += (a * x.panels.stay[0] + b * x.panels.stay[1]) * p.panel_itemsize
     # And what it has found out about lines of panels that stay is remembered.
-    kept = x.panels.a_buffers * (rows + bk) * x.panels.resident
-    kept += x.panels.b_buffers * (bn + bk) * bool(x.panels.columns)
-    scratch += kept * p.line_bytes
+    of_a, of_b = x.panels.staying
+    scratch += (of_a * (rows + bk) + of_b * (bn + bk)) * p.line_bytes
     return {
         "panels": (x.panels.a_buffers * a + x.panels.b_buffers * b) * p.panel_itemsize,
         "C blocks": x.c_buffers * rows * bn * p.block_itemsize,

@@ -55,6 +55,16 @@ class Panels:
         return tuple(ranges(self.k, self.deepest))
 
     @property
+    def stay(self) -> tuple[bool, bool]:
+        """Whether panels of op(A), and of op(B), stay on the device for several blocks."""
+        return self.resident, self.columns > 0
+
+    @property
+    def narrowing(self) -> bool:
+        """Whether blocks beside each other become narrower."""
+        return self.stay == (True, False)
+
+    @property
     def a_buffers(self) -> int:
         """Number of buffers for panels of op(A)."""
         return self.rows * len(self) if self.resident else self.buffers
@@ -63,6 +73,11 @@ class Panels:
     def b_buffers(self) -> int:
         """Number of buffers for panels of op(B)."""
         return self.columns * len(self) if self.columns else self.buffers
+
+    @property
+    def staying(self) -> tuple[int, int]:
+        """Numbers of buffers for panels of op(A), and of op(B), that stay on the device."""
+        return self.a_buffers * self.stay[0], self.b_buffers * self.stay[1]
 
     def pair(self, place: tuple[int, int], number: int, step: int) -> tuple[int, int]:
         """Return the numbers of the buffers that hold a panel of op(A) and one of op(B).

@@ -114,7 +114,7 @@ class Plan:
 
     @property
     def _all_blocks(self) -> int:
-        return count_blocks(self.problem, self.bm, self.bn, self._narrowing)
+        return count_blocks(self.problem, self.bm, self.bn, self.k_panels.narrowing)
 
     @property
     def flops(self) -> float:
@@ -134,11 +134,13 @@ class Plan:
 
     @cached_property
     def _brought(self) -> list[tuple[bool, bool]]:
-        found, panels, there = list[tuple[bool, bool]](), self.k_panels, dict[tuple[str, int], int]()
+        found, rows, columns = list[tuple[bool, bool]](), self.k_panels.rows, self.k_panels.columns
+        of_a, of_b = dict[int, int](), dict[int, int]()  # which row, or column, the buffers hold
         for i, j in self._places:
-            a, b = ("a", i % panels.rows), ("b", j % panels.columns if panels.columns else -1)
-            found.append((there.get(a) != i, there.get(b) != j or not panels.columns))
-            there[a], there[b] = i, j
+            found.append((of_a.get(i % rows) != i, not columns or of_b.get(j % columns) != j))
+            of_a[i % rows] = i
+            if columns:
+                of_b[j % columns] = j
         return found
 
     def pair(self, step: int) -> tuple[int, int]:
@@ -165,8 +167,10 @@ class Plan:
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
         """Block row and block column of each block, in order."""
-        together = self.k_panels.columns
-        found = places(self.problem, self.bm, self.bn, self.by_columns, self._narrowing, together)
+        panels = self.k_panels
+        found = places(
+            self.problem, self.bm, self.bn, self.by_columns, panels.narrowing, together=panels.columns
+        )
         return [place for place in found if not self.done or any(self.parts(self._block(0, *place)))]
 
     def _block(self, index: int, i: int, j: int) -> Block:
@@ -176,11 +180,7 @@ class Plan:
 
     @cached_property
     def _edges(self) -> tuple[int, ...]:
-        return column_edges(self.problem, self.bn, self._narrowing)
-
-    @property
-    def _narrowing(self) -> bool:
-        return self.k_panels.resident and not self.k_panels.columns
+        return column_edges(self.problem, self.bn, self.k_panels.narrowing)
 
     def panels(self) -> Iterator[tuple[int, int]]:
         """Yield the k ranges of a block, in order: every k exactly once."""

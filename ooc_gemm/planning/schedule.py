@@ -202,8 +202,10 @@ def places(
             yield (j, i) if by_columns else (i, j)
 
 
-def last_place(down: int, across: int, by_columns: bool) -> tuple[int, int]:
+def last_place(down: int, across: int, by_columns: bool, together: int = 0) -> tuple[int, int]:
     """Return the last of `places` for a C that is not symmetric, of so many block rows and block columns."""
+    if together:
+        return down - 1, across - 1
     outer, inner = (across, down) if by_columns else (down, across)
     end = inner - 1 if outer % 2 else 0
     return (end, outer - 1) if by_columns else (outer - 1, end)

@@ -24,6 +24,9 @@ from ooc_gemm.support.intervals import band_edges, growing_panels
 def test_the_last_place_is_the_last_of_places(down, across, by_columns):
     found = list(places(device_problem(down, across, 1), 1, 1, by_columns))
     assert last_place(down, across, by_columns) == found[-1]
+    for together in 1, 2:
+        *_, last = places(device_problem(down, across, 1), 1, 1, by_columns, together=together)
+        assert last_place(down, across, by_columns, together) == last
 
 
 def device_problem(m, n, k, chunk=256):

@@ -135,7 +135,7 @@ def test_op_a_stays_on_the_device_where_writing_takes_long():
     assert not make_plan(replace(large_problem(), symmetric=True), budget, rates).k_panels.resident
 
 
-def one_gpu(**options):
+def one_gpu():
     """One H200 with files in memory: reads and writes share the store, and take as long as multiplying."""
     a = Matrix(32768, 32768, 4, 2048, 2048)
     problem = Problem(
@@ -145,7 +145,7 @@ def one_gpu(**options):
     rates = Rates(
         2.3e14, 6e10, 2.9e10, 5.1e10, 4.9e10, shared=False, thin=343, turns=1.0, entering=0.6, leaving=0.6
     )
-    return replace(problem, **options), budget, rates
+    return problem, budget, rates
 
 
 def test_strips_of_both_operands_stay_where_the_first_block_would_wait_for_all_of_a():

@@ -239,9 +239,9 @@ def test_a_journal_that_cannot_be_flushed_marks_nothing(monkeypatch):
 def test_chunks_that_are_written_while_the_flush_of_the_journal_fails_are_made_again(
     monkeypatch, beta, number
 ):
+    """As another thread that writes does, whose chunk the flush of the disk before does not cover."""
     if beta:
         old_c()
-    """As another thread that writes does, whose chunk the flush of the disk before does not cover."""
     safe, runs, lost, real_save = set(), [], [], publication.Publication.save
     real_flush, real_fsync = files.flush, os.fsync
     last = (C + beta * OLD)[250:, 208:].astype("f4").tobytes()

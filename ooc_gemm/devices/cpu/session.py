@@ -101,7 +101,7 @@ class CPUSession(HostMemory):
         if arithmetic.exact:
             kind = EightBit if arithmetic.kernel == eight_bit.KERNEL else integers.Integers
             self._integers = kind(arithmetic, self.threads)
-        self._stay = plan.k_panels.resident, bool(plan.k_panels.columns)
+        self._stay = plan.k_panels.stay
         self._panels = {
             (name, p): np.empty(plan.bk * lines, dtype)
             for name, lines, count, dtype in (

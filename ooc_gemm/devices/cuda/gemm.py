@@ -63,8 +63,8 @@ class Gemm:
         trans_a, trans_b = not self._layout.along_k("a"), self._layout.along_k("b")
         kernel, panel = KERNELS[arithmetic.kernel], arithmetic.panel.name
         size, real = (plan.bm, plan.bn, plan.bk), op.alpha.imag == op.beta.imag == 0
-        panels = plan.k_panels
-        stay = panels.a_buffers * panels.resident, panels.b_buffers * bool(panels.columns)
+        stay = plan.k_panels.staying
+        in_place = "".join(name for name, count in zip("ab", stay, strict=True) if not count)
         if kernel.launcher == "ozaki":
             a_type, b_type = (dtype.name for dtype in arithmetic.panels)
             conjugate = op.conjugate_a, op.conjugate_b
@@ -73,7 +73,7 @@ class Gemm:
             return ozaki
         if panel == "complex64":
             complex_gemm = ComplexGemm(trans_a, trans_b, op.conjugate_a, op.conjugate_b, spared=self._spared)
-            in_place = "" if panels.resident else "a"
+            in_place = in_place.removesuffix("b")  # which is embedded elsewhere
             complex_gemm.reserve(*size, in_place, real, stay)
             return partial(complex_gemm, in_place=in_place)
         if kernel.launcher != "launch":
@@ -83,7 +83,6 @@ class Gemm:
                 integers.reserve(*size)
                 return integers
             gemm = open_tensor_gemm(kernel.name, trans_a, trans_b, a_type, b_type, spared=self._spared)
-            in_place = "" if panels.columns else "b" if panels.resident else "ab"
             gemm.reserve(*size, in_place, stay)
             return partial(gemm, in_place=in_place)
         config = best_config(kernel.name, panel, trans_a, trans_b, *size, model, multiprocessors)

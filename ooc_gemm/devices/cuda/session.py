@@ -52,7 +52,6 @@ from .timing import Timing
 from .uploads import Uploads
 
 _BETWEEN_DEVICES = driver.EITHER, driver.EITHER
-_ON_DEVICE = driver.DEVICE, driver.DEVICE
 
 
 _Rows = list[tuple[int, Event]]
@@ -128,7 +127,7 @@ class CUDASession(HostMemory):
             plan, operation, self._layout, cupy.cuda, self._device.model, self._device.multiprocessors
         )
         self._depth = plan.problem.k
-        self._stay = plan.k_panels.resident, bool(plan.k_panels.columns)
+        self._stay = plan.k_panels.stay
         self._waits_for_writes = plan.c_buffers == 1
         c = plan.problem.c
         self._step = plan.budget.step
@@ -282,7 +281,9 @@ class CUDASession(HostMemory):
         to, pitch = (self._layout.pitch(*side) for side in (("a", k, rows), ("b", k, block.cols)))
         at = b.data.ptr + (block.row - block.col) * (pitch if along_k else 1) * size
         width, lines = (k, rows) if along_k else (rows, k)
-        driver.copy(_ON_DEVICE, a.data.ptr, to * size, at, pitch * size, width * size, lines, stream.ptr)
+        driver.copy(
+            driver.WITHIN_DEVICE, a.data.ptr, to * size, at, pitch * size, width * size, lines, stream.ptr
+        )
 
     def _as_b(self, a: Any, b: Any, shape: tuple[int, int], stream: Any) -> Any:
         """Return op(A)ᵀ in the layout of op(B)'s panels, for a panel of op(A) that has this shape as stored:
