@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from mmap import PAGESIZE
+from typing import NamedTuple
 
 from ..support.intervals import round_up
 from .candidates import chunk_side, steps
@@ -28,8 +29,13 @@ from .search import least_seconds, make_plan, predict
 ADVISED = 2.0
 """A plan gives advice on chunks where better ones would make the job at least this many times as fast."""
 
-ADVISED_SECONDS = 1.0
-"""A plan gives advice only where that saves at least so many seconds."""
+ADVISED_SECONDS = 2.0
+"""A plan gives advice only where that saves at least so many seconds. To find it takes a tenth of a second,
+which would be much of a shorter run."""
+
+ALIKE = 1.05
+"""Copies of fewer operands are advised where the job takes at most so many times what it takes with the best
+layout."""
 
 WORTH = 0.9
 """Copies are made where the job then takes less than this share of its time, because predictions are not
@@ -64,6 +70,20 @@ class Copy:
     seconds: float
 
 
+class Planned(NamedTuple):
+    """What a plan was made of, and its predicted seconds."""
+
+    problem: Problem
+    budget: Budget
+    rates: Rates
+    seconds: float
+
+    @classmethod
+    def by(cls, plan: Plan) -> "Planned":
+        """Return what a plan was made of."""
+        return cls(plan.problem, plan.budget, plan.used_rates, plan.predicted_seconds)
+
+
 @dataclass(frozen=True)
 class Layout:
     """A problem in which some operands have other chunks."""
@@ -82,29 +102,31 @@ class Layout:
         return self.seconds + sum(copy.seconds for copy in self.copies) if self.copies else math.inf
 
 
-def advise(plan: Plan) -> Plan:
-    """Return the plan, with advice where other chunks would make it several times as fast."""
-    if plan.predicted_seconds < ADVISED_SECONDS:
-        return plan
-    found = list(_layouts(plan, ADVISED))
+def advice(problem: Problem, budget: Budget, rates: Rates, seconds: float) -> str | None:
+    """Return advice where other chunks would make a plan several times as fast; None elsewhere. seconds:
+    predicted for the plan that was made of the rest."""
+    planned = Planned(problem, budget, rates, seconds)
+    if seconds < ADVISED_SECONDS:
+        return None
+    found = list(_layouts(planned, ADVISED, ALIKE))
     best = min((layout.seconds for layout in found), default=math.inf)
-    if best > min(plan.predicted_seconds / ADVISED, plan.predicted_seconds - ADVISED_SECONDS):
-        return plan
-    chosen = next(layout for layout in found if layout.seconds <= 1.05 * best)
-    if chosen.total < WORTH * plan.predicted_seconds:
+    if best > min(seconds / ADVISED, seconds - ADVISED_SECONDS):
+        return None
+    chosen = next(layout for layout in found if layout.seconds <= ALIKE * best)
+    if chosen.total < WORTH * seconds:
         todo = f"rechunk=True copies first and takes {_time(chosen.total)} in all"
     else:
         todo = "copies for this job alone would not pay, but storing it so from the start would"
-    times = plan.predicted_seconds / chosen.seconds
-    words = f"{_chunks(plan, chosen)} make this {times:.1f} times as slow as {_better(chosen)} would; {todo}"
-    return replace(plan, advice=words)
+    times = seconds / chosen.seconds
+    chunks = _chunks(planned.problem, chosen)
+    return f"{chunks} make this {times:.1f} times as slow as {_better(chosen)} would; {todo}"
 
 
 def rechunk(plan: Plan) -> tuple[Plan, tuple[Copy, ...]]:
     """Return the copies to make first and the plan of the job after them, with advice that says which and
     why. Where that is predicted to save little, the plan is returned as it is, without copies."""
-    without = plan.predicted_seconds
-    found = [layout for layout in _layouts(plan, 1.0) if layout.seconds < without]
+    planned, without = Planned.by(plan), plan.predicted_seconds
+    found = [layout for layout in _layouts(planned, 1.0) if layout.seconds < without]
     best = min(found, key=lambda layout: layout.total, default=None)
     if best is None or not best.copies:
         return replace(plan, advice="nothing is rechunked: within the limits no other chunks are faster"), ()
@@ -114,7 +136,7 @@ def rechunk(plan: Plan) -> tuple[Plan, tuple[Copy, ...]]:
     if best.total >= WORTH * without:
         cost = f"copying {' and '.join(best.operands.upper())} takes {copying} and the rest {rest}"
         return replace(plan, advice=f"nothing is rechunked: {cost}, all as it is {before}"), ()
-    words = f"{_chunks(plan, best)} are first copied to {_better(best)}"
+    words = f"{_chunks(plan.problem, best)} are first copied to {_better(best)}"
     words += f", which takes {copying}, and the rest {rest} instead of {before}"
     return replace(make_plan(best.problem, plan.budget, plan.used_rates), advice=words), best.copies
 
@@ -123,9 +145,9 @@ def _time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
-def _chunks(plan: Plan, layout: Layout) -> str:
+def _chunks(p: Problem, layout: Layout) -> str:
     """Describe the present chunks: `chunks of 1×4096 in A and 64×64 in B`."""
-    shapes = zip(layout.operands.upper(), _shapes(plan.problem, layout.operands), strict=True)
+    shapes = zip(layout.operands.upper(), _shapes(p, layout.operands), strict=True)
     return "chunks of " + " and ".join(f"{shape} in {name}" for name, shape in shapes)
 
 
@@ -144,35 +166,38 @@ def _matrices(p: Problem, operands: str) -> list[Matrix]:
     return [p.a if operand == "a" else p.b for operand in operands]
 
 
-def _layouts(plan: Plan, factor: float) -> Iterator[Layout]:
+def _layouts(planned: Planned, factor: float, alike: float = math.inf) -> Iterator[Layout]:
     """Yield layouts to compare, those with fewer operands first. Yields none where good chunks of all
-    operands, or even unlimited memory, would not make the job `factor` times as fast."""
-    p, within = plan.problem, plan.predicted_seconds / factor
+    operands, or even unlimited memory, would not make the job `factor` times as fast. `alike`: leaves out
+    those that cannot come as close as that to the best one, which is the last."""
+    p, within = planned.problem, planned.seconds / factor
     sides = [("a", p.a), *([] if p.symmetric else [("b", p.b)])]
     operands = "".join(name for name, s in sides if s.chunked and s.rows and s.cols)
     if any(max(s.rows, s.cols) > MAX_EXTENT for _, s in sides):
         return
     ideal = _with_chunks(p, operands, CHUNK_BYTES[0])
-    if not operands or least_seconds(ideal, plan.budget, plan.used_rates) > within:
+    if not operands or least_seconds(ideal, planned.budget, planned.rates) > within:
         return
     best: Layout | None = None
     for size in CHUNK_BYTES:
-        found = _layout(plan, operands, size)
+        found = _layout(planned, operands, size)
         if best and best.copies and found.seconds > 0.95 * best.seconds:
             break
         if found.seconds <= within:
             best, chunk_bytes = found, size
     if best is None:
         return
-    if len(operands) > 1:
-        yield from (_layout(plan, one, chunk_bytes) for one in operands)
+    for one in operands if len(operands) > 1 else "":
+        other = _with_chunks(p, one, chunk_bytes)
+        if least_seconds(other, planned.budget, planned.rates) <= alike * best.seconds:
+            yield _layout(planned, one, chunk_bytes)
     yield best
 
 
-def _layout(plan: Plan, operands: str, chunk_bytes: int) -> Layout:
-    problem = _with_chunks(plan.problem, operands, chunk_bytes)
-    seconds = predict(problem, plan.budget, plan.used_rates)
-    return Layout(problem, operands, seconds, _copies(problem, operands, plan))
+def _layout(planned: Planned, operands: str, chunk_bytes: int) -> Layout:
+    problem = _with_chunks(planned.problem, operands, chunk_bytes)
+    seconds = predict(problem, planned.budget, planned.rates)
+    return Layout(problem, operands, seconds, _copies(problem, operands, planned))
 
 
 def _with_chunks(p: Problem, operands: str, size: int) -> Problem:
@@ -196,11 +221,11 @@ def _with_chunks(p: Problem, operands: str, size: int) -> Problem:
     return p
 
 
-def _copies(better: Problem, operands: str, plan: Plan) -> tuple[Copy, ...]:
+def _copies(better: Problem, operands: str, planned: Planned) -> tuple[Copy, ...]:
     """Return the copies that give these operands better chunks; none where a copy does not fit the memory
     limit."""
-    sides = _matrices(plan.problem, operands), _matrices(better, operands)
-    found = [plan_copy(*side, plan.budget, plan.used_rates) for side in zip(operands, *sides, strict=True)]
+    sides = _matrices(planned.problem, operands), _matrices(better, operands)
+    found = [plan_copy(*side, planned.budget, planned.rates) for side in zip(operands, *sides, strict=True)]
     made = tuple(copy for copy in found if copy is not None)
     return made if len(made) == len(found) else ()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from ..engine.ports import Limits, Operation
 from ..engine.reduction import record_bytes, score_type
 from ..planning import layouts
 from ..planning.chunk_set import ChunkSet
-from ..planning.machine import Budget, Rates
 from ..planning.plan import Plan
 from ..planning.problem import Problem
 from ..planning.search import make_plan
@@ -36,6 +35,7 @@ from .request import Request
 from .settle import Log, Settled, settle
 from .transforms import Wanted, ledger_bytes, spelled
 
+T = TypeVar("T")
 MOST_REMEMBERED = 1 << 16
 """Most chunks of operands whose plan is remembered."""
 MOST_COLUMNS = 2**31 - 1
@@ -114,7 +114,7 @@ def prepare(
     refusals.end(inputs.refused)
     plan = planned.plan
     check_client(request, plan)
-    plan, copies = layouts.rechunk(plan) if settled.rechunk else (layouts.advise(plan), ())
+    plan, copies = layouts.rechunk(plan) if settled.rechunk else (_advised(plan), ())
     if _is_gram(settled, inputs) and plan.predicted_seconds > layouts.ADVISED_SECONDS and not plan.advice:
         plan = replace(plan, advice="A and B are the same array, so C is symmetric: gram computes half of it")
     if observer:
@@ -211,17 +211,27 @@ class _Planner:
                 self.observer.note(said)
         else:
             rates = known_rates(settled, inputs, problem, chosen, hardware)
-        chunks = sum(len(one.stored or ()) for one in (problem.a, problem.b, problem.c))
-        if chunks > MOST_REMEMBERED:
-            return _Planned(chosen, narrowed, make_plan(problem, budget, rates))
-        return _Planned(chosen, narrowed, _remembered(make_plan, problem, budget, rates))
+        return _Planned(chosen, narrowed, _once(make_plan, problem, budget, rates))
 
 
-@lru_cache(maxsize=16)
-def _remembered(make: Callable[..., Plan], problem: Problem, budget: Budget, rates: Rates) -> Plan:
-    """Return the plan that `make` makes, from memory for a product that was planned before: who makes one
-    product after another waits for one search."""
-    return make(problem, budget, rates)
+def _advised(plan: Plan) -> Plan:
+    """Return the plan, with advice where other chunks would make it several times as fast."""
+    return replace(plan, advice=_once(layouts.advice, *layouts.Planned.by(plan)))
+
+
+def _once(make: Callable[..., T], problem: Problem, *given: Any) -> T:
+    """Return what `make` makes of a problem, budgets, rates and so on, from memory if it was made before: who
+    makes one product after another waits for one search."""
+    chunks = sum(len(one.stored or ()) for one in (problem.a, problem.b, problem.c))
+    if chunks > MOST_REMEMBERED:
+        return make(problem, *given)
+    found: T = _remembered(make, problem, *given)
+    return found
+
+
+@lru_cache(maxsize=32)
+def _remembered(make: Callable[..., Any], *given: Any) -> Any:
+    return make(*given)
 
 
 def _read(inputs: Inputs, plan: Plan) -> dict[str, Opened]:

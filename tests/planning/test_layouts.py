@@ -39,8 +39,7 @@ THIN = replace(GOOD, chunk_rows=1, chunk_cols=100_000, whole=True)
 def test_advice_is_what_a_plan_with_those_chunks_says(a, b, words):
     problem, budget = gpu_problem(a, b)
     plan = make_plan(problem, budget, GPU)
-    advised = layouts.advise(plan)
-    assert replace(advised, advice=None) == plan
+    advised = replace(plan, advice=layouts.advice(*layouts.Planned.by(plan)))
     assert advised.advice.startswith(words)
     times = float(advised.advice.split("this ")[1].split()[0])
     rows, cols = map(int, advised.advice.split("raw ones of ")[1].split()[0].split("×"))
@@ -65,5 +64,18 @@ def test_no_advice_for_good_chunks_and_no_time_spent_on_it(other, monkeypatch):
     problem, budget = gpu_problem(GOOD, other)
     plan = make_plan(problem, budget, replace(GPU, flops=5e13))
     monkeypatch.setattr(layouts, "predict", None)
-    assert layouts.advise(plan) == plan
+    assert layouts.advice(*layouts.Planned.by(plan)) is None
     assert plan.to_dict()["advice"] is None
+
+
+@pytest.mark.slow
+def test_no_operand_is_looked_at_alone_where_the_other_keeps_it_slow(monkeypatch):
+    """It takes longer to decode one of them than all of the product with other chunks."""
+    slow = replace(GOOD, chunk_rows=1024, chunk_cols=1024, whole=True)
+    problem, budget = gpu_problem(slow, slow)
+    plan, searches = make_plan(problem, budget, replace(GPU, decode=2e8)), []
+    real = layouts.predict
+    monkeypatch.setattr(layouts, "predict", lambda p, *rest: searches.append(p) or real(p, *rest))
+    assert "in A and" in layouts.advice(*layouts.Planned.by(plan))
+    assert searches
+    assert all(p.a != problem.a and p.b != problem.b for p in searches)

@@ -144,19 +144,23 @@ def test_what_a_result_in_memory_takes_is_predicted(symmetric):
 
 
 def test_the_same_product_is_planned_once(tmp_path, monkeypatch):
-    """Until its arrays, its limits or the rates change."""
-    planned = []
+    """Until its arrays, its limits or the rates change. Nor is advice sought more than once."""
+    planned, advised = [], []
 
     def noted(problem, budget, rates):
         planned.append(problem)
         return make_plan(problem, budget, rates)
 
+    def sought(*given):
+        advised.append(given)  # and there is none
+
     monkeypatch.setattr("ooc_gemm.run.prepare.make_plan", noted)
+    monkeypatch.setattr("ooc_gemm.planning.layouts.advice", sought)
     a = make(tmp_path / "a", A, chunks=(7, 11), compressors=None)
     for times, limit in ((1, "1GiB"), (1, "1GiB"), (2, "2GiB"), (2, "1GiB")):
         found = ooc_gemm.multiply(a, a, transpose_b=True, memory_limit=limit, device="cpu")
         np.testing.assert_allclose(found.array, A @ A.T, rtol=1e-5, atol=1e-5)
-        assert len(planned) == times
+        assert len(planned) == len(advised) == times
     (tmp_path / "a" / "c" / "0" / "0").unlink()
     without = A.copy()
     without[:7, :11] = 0
