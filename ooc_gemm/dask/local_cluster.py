@@ -5,7 +5,8 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -18,12 +19,16 @@ from ..run.elsewhere import computing
 from ..support.errors import BudgetError, DeviceError, InputError
 from ..support.intervals import ceil_div
 from ..support.memory import STEP, baseline_bytes, memory_limit_of
+from ..support.shared import in_thread
 from . import workers as alike
 from .elsewhere import CLIENT_BYTES, OnWorkers
 from .internals import LoopRunner
 
 GUARD = "; they import the script that is running, so it has to use them below if __name__ == '__main__':"
 """What programs are told where worker processes on this machine cannot be started."""
+
+LONGEST_START = 20.0
+"""The most seconds that a run that was interrupted waits for processes that are being started."""
 
 
 @contextmanager
@@ -227,27 +232,27 @@ def _loop() -> Iterator[Any]:
         runner.stop()
 
 
-class _Workers(distributed.SpecCluster):  # type: ignore[misc]
-    """Is not closed when Python ends, where its start was interrupted: that would fail. Its processes end
-    with this one."""
-
-    def __init__(self, *args: Any, **options: Any):
-        try:
-            super().__init__(*args, **options)
-        except BaseException:
-            self.shutdown_on_close = False
-            raise
-
-
-def _begun(workers: Any, scheduler: Any, security: Security, loop: Any, also: str) -> _Workers:
-    """Start the processes. also: what a message adds. Raises DeviceError where that fails."""
+def _begun(workers: Any, scheduler: Any, security: Security, loop: Any, also: str) -> distributed.SpecCluster:
+    """Start the processes. also: what a message adds. Ctrl-C waits until they have started, and ends them:
+    those that are being started would say at length that what they need is gone. Raises DeviceError where
+    that fails."""
+    make = partial(
+        distributed.SpecCluster, workers, scheduler, security=security, loop=loop,
+        silence_logs=logging.CRITICAL, shutdown_on_close=False,
+    )  # fmt: skip
+    starting = in_thread("cluster", make)
     try:
-        return _Workers(workers, scheduler, security=security, loop=loop, silence_logs=logging.CRITICAL)
+        return starting.result()
     except (RuntimeError, OSError) as error:
         raise DeviceError(
             f"the worker processes of local:{len(workers)} cannot be started ({error}); give fewer, or leave "
             f"out the scheduler{also}"
         ) from error
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            with suppress(Exception):
+                starting.result(LONGEST_START).close()
+        raise
 
 
 def dask_setup(server: Any) -> None:

@@ -24,7 +24,7 @@ pytest.importorskip("cryptography")
 import dask  # noqa: E402
 from distributed.security import Security  # noqa: E402
 
-from ooc_gemm.dask import local_cluster, workers  # noqa: E402
+from ooc_gemm.dask import workers  # noqa: E402
 from ooc_gemm.dask.local_cluster import connected  # noqa: E402
 
 pytestmark = [
@@ -200,9 +200,20 @@ def test_a_product_leaves_nothing(tmp_path, monkeypatch):
     assert listening() <= before
 
 
-@pytest.mark.parametrize("children", [1, 2, 3])
-def test_ctrl_c_while_it_starts_is_one_line(tmp_path, children):
-    """It reaches all processes of a terminal."""
+SLOW_START = """
+import sys, time
+if any("spawn_main" in word for word in sys.orig_argv):
+    time.sleep(2)
+"""
+
+
+@pytest.mark.parametrize(("children", "start"), [(1, ""), (2, ""), (3, ""), (2, SLOW_START), (3, SLOW_START)])
+def test_ctrl_c_while_it_starts_is_one_line(tmp_path, children, start):
+    """It reaches all processes of a terminal. Those that start slowly, and have not yet read what fills a
+    pipe, would find that what they need is gone."""
+    (tmp_path / "path").mkdir()
+    long = [f"/none/{number}/{'x' * 3000}" for number in range(30)] if start else []
+    (tmp_path / "path" / "sitecustomize.py").write_text(start)
     a = make(tmp_path / "a", np.ones((4, 4), "f4"))
     args = ["multiply", a, a, str(tmp_path / "c"), "-d", "cpu", "--scheduler", "local:2"]
     process = subprocess.Popen(
@@ -211,6 +222,7 @@ def test_ctrl_c_while_it_starts_is_one_line(tmp_path, children):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "path"), *sys.path, *long])},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     while len(psutil.Process(process.pid).children()) < children:
@@ -224,10 +236,10 @@ def test_ctrl_c_while_it_starts_is_one_line(tmp_path, children):
 
 def test_workers_that_do_not_start(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "TIMEOUT", 2)
-    begun = local_cluster._Workers
+    begun = distributed.SpecCluster
     monkeypatch.setattr(
-        local_cluster,
-        "_Workers",
+        distributed,
+        "SpecCluster",
         lambda nannies, *args, **options: begun(
             {
                 name: one | {"options": one["options"] | {"preload": ["no_such_module"]}}
