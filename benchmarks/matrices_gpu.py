@@ -6,17 +6,20 @@ Every case runs in this process, warm, and by the command line in fresh ones: wi
 measured, and with none, as on a machine where nothing was measured. The limit of a case is the
 longest of bytes ÷ rate and operations ÷ rate, with rates measured in the same run. `store` is the part of
 the host: all bytes that come and go, where reads, writes and copies share its memory as much as they did in
-the same run without any product. Sampled rows of every result are compared with float64, those of integers
+the same run without any product. `decode` is what 16 threads need that do nothing but decode chunks of the
+case, from memory to memory. Sampled rows of every result are compared with float64, those of integers
 exactly. Exit status 1: a bar was missed or a result is wrong.
 """
 
 import json
+import math
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,6 +41,8 @@ ERROR = {"e": 1e-3, "f": 2e-6, "d": 1e-13, "F": 2e-6, "D": 1e-13}
 """Largest relative Frobenius error of sampled rows, by the type of C."""
 UNMEASURED = 1.3
 """The longest that a case may take where no rates are remembered, in times of a run with measured ones."""
+THREADS = 16
+"""Threads whose rate of decoding is the limit where chunks are compressed."""
 ROWS = 8
 """Rows of C that are compared."""
 Run = dict[str, Any]
@@ -155,14 +160,17 @@ def error_of(a: Path, b: Path | None, c: Path) -> float:
     return float(cupy.linalg.norm(found - wanted) / cupy.linalg.norm(wanted))
 
 
-def limits_of(result: Any, decoded: bool) -> dict[str, float]:
-    """Seconds that each part of the hardware needs at least."""
+def limits_of(result: Any, decoded: Sequence[Path] = ()) -> dict[str, float]:
+    """Seconds that each part of the hardware needs at least. decoded: arrays whose chunks must be decoded, at
+    the rate of those of the first one."""
     from ooc_gemm.bench.engine import limit_seconds
+    from ooc_gemm.bench.io import decode_rate
 
-    rates = result.plan.used_rates
-    found = limit_seconds(result, rates)
+    found = limit_seconds(result, result.plan.used_rates)
     if decoded:
-        found["decode"] = result.bytes_uploaded / rates.decode
+        rate, arrays = decode_rate(str(decoded[0]), THREADS), [zarr.open_array(path) for path in decoded]
+        chunks = sum(math.prod(x.cdata_shape) * math.prod(x.chunks) * x.dtype.itemsize for x in arrays)
+        found["decode"] = chunks / rate
     return found
 
 
@@ -194,7 +202,7 @@ def measure(case: Case, place: Path, repeat: int) -> Run:
         found.append(call(*names, **options))
     warm = sorted(found[1:], key=lambda result: result.seconds)
     result = warm[len(warm) // 2]
-    limits = limits_of(result, case.codec != "none")
+    limits = limits_of(result, [a, b][: 1 + bool(case.b)] if case.codec != "none" else ())
     by = max(limits, key=lambda stage: limits[stage])
     error = error_of(a, b if case.b else None, c)
     command = [

@@ -105,10 +105,24 @@ def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> 
     of_a, of_b = x.panels.staying
     scratch += (of_a * (rows + bk) + of_b * (bn + bk)) * p.line_bytes
     return {
-        "panels": (x.panels.a_buffers * a + x.panels.b_buffers * b) * p.panel_itemsize,
+        "panels": _panels(p, x, rows) * p.panel_itemsize,
         "C blocks": x.c_buffers * rows * bn * p.block_itemsize,
         "workspace": budget.workspace + budget.step + staged_bytes(budget, x.ring.readers, slot) + scratch,
     }
+
+
+def _panels(p: Problem, x: Candidate, rows: int) -> int:
+    """Return the elements of all buffers for panels. `rows`: those of a block that one device computes."""
+    panels, found = x.panels, 0
+    before_last = len(panels) - 1
+    depths = panels.deepest, p.k - before_last * panels.deepest
+    for at, (operand, each, extent) in enumerate((("a", rows, p.m), ("b", x.bn, p.n))):
+        for lines in panels.strips(operand, each, extent):
+            full, last = (panel_elements(p, lines, lines, depth)[at] for depth in depths)
+            found += before_last * full + last
+        if not panels.stay[at]:
+            found += panels.buffers * panel_elements(p, each, each, panels.deepest)[at]
+    return found
 
 
 def staged_bytes(budget: Budget, readers: int, slot: int) -> int:

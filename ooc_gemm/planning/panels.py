@@ -79,6 +79,23 @@ class Panels:
         """Numbers of buffers for panels of op(A), and of op(B), that stay on the device."""
         return self.a_buffers * self.stay[0], self.b_buffers * self.stay[1]
 
+    def strips(self, operand: str, each: int, extent: int) -> list[int]:
+        """Return the lines (rows of op(A), columns of op(B)) of each strip whose panels stay on the device;
+        none where they do not stay. The last strip of C may have fewer than others, and those past it none.
+
+        each: lines of a block. extent: lines of C.
+        """
+        count = {"a": self.rows * self.resident, "b": self.columns}[operand]
+        all_of_them = count * each >= extent
+        return [min(each, max(0, extent - i * each)) if all_of_them else each for i in range(count)]
+
+    def rooms(self, operand: str, each: int, extent: int) -> list[tuple[int, int]]:
+        """Return the lines and the depth for which each buffer of an operand has room. each, extent: as of
+        `strips`."""
+        if not (strips := self.strips(operand, each, extent)):
+            return [(each, self.deepest)] * self.buffers
+        return [(lines, stop - start) for lines in strips for start, stop in self.ranges]
+
     def pair(self, place: tuple[int, int], number: int, step: int) -> tuple[int, int]:
         """Return the numbers of the buffers that hold a panel of op(A) and one of op(B).
 

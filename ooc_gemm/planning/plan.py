@@ -97,6 +97,12 @@ class Plan:
         """Number of buffers for panels of op(B): one is filled while another is multiplied."""
         return self.k_panels.b_buffers
 
+    def rooms(self) -> dict[str, list[tuple[int, int]]]:
+        """Return the lines (rows of op(A), columns of op(B)) and the depth for which each buffer of `a`, and
+        of `b`, has room."""
+        sides = ("a", self.bm, self.problem.m), ("b", self.bn, self.problem.n)
+        return {name: self.k_panels.rooms(name, each, extent) for name, each, extent in sides}
+
     @property
     def host_bytes(self) -> int:
         """Host memory in bytes that the plan takes: the sum of its ledger."""

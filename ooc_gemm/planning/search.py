@@ -10,7 +10,7 @@ from itertools import chain, product
 from typing import NamedTuple
 
 from ..support.intervals import LEAST_GROWN, ceil_div, reuses
-from .candidates import SMALL_PANELS, Candidate, Ring, depths, everything, outputs, rings, sides, steps
+from .candidates import MAX_DEPTH, SMALL_PANELS, Candidate, Ring, depths, everything, outputs, rings, sides, steps
 from .cost import CostModel, Estimate
 from .ledger import fits, ledgers, slot_bytes
 from .machine import Budget, Rates
@@ -325,9 +325,12 @@ class _Search:
     def _in_strips(self, x: Candidate) -> Iterator[Candidate]:
         """Yield the candidate in blocks below and beside each other, while all of op(A) and some columns of
         op(B) stay on the device. The first block is made as soon as one strip of each is there, and each
-        strip that comes is used for several blocks."""
+        strip that comes is used for several blocks. Panels are no deeper than usual unless chunks have to be
+        decoded whole: the device waits for the first ones, and for each of those that follow."""
         p, budget = self.problem, self.budget
         if not self._may_stay(x) or len(budget.weights) > 1 or p.row_bytes or x.c_buffers == 1:
+            return
+        if x.panels.deepest > MAX_DEPTH and not (p.a.whole or p.b.whole):
             return
         heights, widths = sides(p, replace(p, c=x.c).align)
         for bm, bn in product(heights[SIDES_TRIED], widths[SIDES_TRIED]):

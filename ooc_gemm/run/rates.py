@@ -19,7 +19,7 @@ from typing import Any
 
 from ..engine.ports import Arithmetic, Hardware
 from ..planning.machine import Rates
-from ..storage.io.files import IN_MEMORY, mounted, open_file
+from ..storage.io.files import IN_MEMORY, in_memory, mounted, open_file
 from ..storage.write.staging_folder import DIRECT_BYTES
 from ..support.remembered import recall
 
@@ -236,8 +236,11 @@ def mount_point(system: str) -> str:
 
 
 def cached_share(folder: Path) -> float:
-    """Estimate from samples which share of an array the page cache holds; 0 where the system does not
-    tell."""
+    """Estimate from samples which share of an array the page cache holds; 0 where the system does not tell,
+    and 1 of files in memory."""
+    with suppress(OSError):
+        if in_memory(os.stat(folder).st_dev):
+            return 1.0
     held = [_is_cached(path) for path in _sample(folder)]
     return sum(held) / len(held) if held else 0.0
 

@@ -1,5 +1,6 @@
 """Who holds how much memory, and what a device can multiply at a time."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -56,6 +57,14 @@ def test_the_ledger_is_what_the_plan_promises(case):
         assert plan.ledger["cache"] == plan.cache_slots * plan.slot_bytes
         assert plan.ledger["write slots"] >= plan.writers * p.c.chunk_bytes
         compute = plan.ledger if budget.device is None else plan.device_ledger
-        a, b = (panels.a_buffers * plan.bm, panels.buffers * plan.bn)
-        assert compute["panels"] == (a + b) * plan.bk * p.panel_itemsize
+        rooms = plan.rooms()
+        assert [len(rooms[name]) for name in "ab"] == [panels.a_buffers, panels.b_buffers]
+        assert compute["panels"] == sum(map(math.prod, rooms["a"] + rooms["b"])) * p.panel_itemsize
+        blocks = list(plan.blocks())
+        for step in range(len(blocks) * plan.panel_count):
+            index, number = divmod(step, plan.panel_count)
+            block, (start, stop) = blocks[index], panels.ranges[number]
+            for name, lines, buffer in zip("ab", (block.rows, block.cols), plan.pair(step), strict=True):
+                assert lines <= rooms[name][buffer][0]
+                assert stop - start <= rooms[name][buffer][1]
         assert compute["C blocks"] == plan.c_buffers * plan.bm * plan.bn * p.block_itemsize

@@ -142,6 +142,15 @@ def test_panels_of_b_that_stay_have_a_buffer_each():
     assert pairs[2, 3] == pairs[2, 1]  # the column after the next takes the buffers over
 
 
+def test_the_last_strip_has_no_room_for_lines_past_c():
+    panels = Panels(1000, 300, 1, resident=True, rows=3, columns=2)
+    assert panels.rooms("a", 40, 100) == [(lines, k) for lines in (40, 40, 20) for k in (300, 300, 300, 100)]
+    assert panels.rooms("b", 50, 170) == [(50, k) for k in (300, 300, 300, 100)] * 2, "others come later"
+    assert [lines for lines, _ in panels.rooms("b", 90, 90)] == [90] * 4 + [0] * 4
+    passing = replace(panels, resident=False, columns=0)
+    assert passing.rooms("a", 40, 100) == [(40, 300)] * 2
+
+
 @pytest.mark.parametrize("columns", [1, 2, 3, 7])
 def test_the_first_columns_of_strips_are_made_row_by_row(columns):
     a = Matrix(70, 50, 4, 10, 10)

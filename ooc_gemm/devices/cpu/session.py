@@ -103,12 +103,9 @@ class CPUSession(HostMemory):
             self._integers = kind(arithmetic, self.threads)
         self._stay = plan.k_panels.stay
         self._panels = {
-            (name, p): np.empty(plan.bk * lines, dtype)
-            for name, lines, count, dtype in (
-                ("a", plan.bm, plan.k_panels.a_buffers, arithmetic.panels[0]),
-                ("b", plan.bn, plan.panel_buffers, arithmetic.panels[1]),
-            )
-            for p in range(count)
+            (name, number): np.empty(lines * depth, dtype)
+            for (name, rooms), dtype in zip(plan.rooms().items(), arithmetic.panels, strict=True)
+            for number, (lines, depth) in enumerate(rooms)
         }
         self._blocks = [np.empty(plan.bm * plan.bn, arithmetic.block) for _ in range(plan.c_buffers)]
         self._beside = np.empty(beside(self.threads, plan.bm * plan.bn), arithmetic.block)

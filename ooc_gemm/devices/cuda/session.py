@@ -96,10 +96,12 @@ class CUDASession(HostMemory):
         self._overflow = Overflow(operation)
         arithmetic = operation.arithmetic
         self._device.use()
-        sizes = panel_elements(plan.problem, plan.bm, plan.bn, plan.bk)
         types = arithmetic.panels
-        panels = {("a", p): (sizes[0], types[0]) for p in range(plan.k_panels.a_buffers)}
-        panels |= {("b", p): (sizes[1], types[1]) for p in range(plan.panel_buffers)}
+        panels = dict[Any, tuple[int, np.dtype[Any]]]()
+        for side, (name, rooms) in enumerate(plan.rooms().items()):
+            for number, (lines, depth) in enumerate(rooms):
+                size = panel_elements(plan.problem, lines, lines, depth)[side]
+                panels[name, number] = size, types[side]
         others: dict[Any, tuple[int, np.dtype[Any]]] = {
             ("c", c): (plan.bm * plan.bn, arithmetic.block) for c in range(plan.c_buffers)
         }
