@@ -164,8 +164,8 @@ def outputs(p: Problem) -> list[Matrix]:
     smaller."""
     if not p.free_chunks:
         return [p.c]
-    rows_of_a = _side(p.a, p.a.transposed)
-    cols_of_b = _side(p.b, not p.b.transposed)
+    rows_of_a = p.a.chunk_cols if p.a.transposed else p.a.chunk_rows
+    cols_of_b = p.b.chunk_rows if p.b.transposed else p.b.chunk_cols
     found: list[Matrix] = []
     for size in CHUNK_BYTES:
         elements = size // p.c.itemsize
@@ -175,14 +175,6 @@ def outputs(p: Problem) -> list[Matrix]:
         if c not in found:
             found.append(c)
     return found
-
-
-def _side(s: Matrix, along_columns: bool) -> int:
-    """Return the side of a stored matrix's chunks that those of C are to fit: 1 along rows of chunks that can
-    be read in part, because some rows of them take no longer to read than as much of whole ones."""
-    if along_columns:
-        return s.chunk_cols
-    return s.chunk_rows if s.whole else 1
 
 
 def chunk_side(extent: int, near: float, other: int) -> int:

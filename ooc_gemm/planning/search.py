@@ -10,7 +10,18 @@ from itertools import chain, product
 from typing import NamedTuple
 
 from ..support.intervals import LEAST_GROWN, ceil_div, reuses
-from .candidates import MAX_DEPTH, SMALL_PANELS, Candidate, Ring, depths, everything, outputs, rings, sides, steps
+from .candidates import (
+    MAX_DEPTH,
+    SMALL_PANELS,
+    Candidate,
+    Ring,
+    depths,
+    everything,
+    outputs,
+    rings,
+    sides,
+    steps,
+)
 from .cost import CostModel, Estimate
 from .ledger import fits, ledgers, slot_bytes
 from .machine import Budget, Rates

@@ -216,7 +216,8 @@ class _Planner:
 
 def _advised(plan: Plan) -> Plan:
     """Return the plan, with advice where other chunks would make it several times as fast."""
-    return replace(plan, advice=_once(layouts.advice, *layouts.Planned.by(plan)))
+    found = _once(layouts.advice, *layouts.Planned.by(plan))
+    return replace(plan, advice=found) if found else plan
 
 
 def _once(make: Callable[..., T], problem: Problem, *given: Any) -> T:

@@ -224,7 +224,7 @@ def compared(plan):
 
 def test_a_cache_costs_no_more_memory_than_it_holds():
     """More memory is left for the cache than there are pieces: it is not all touched."""
-    a = Matrix(3, 1, 16, 2, 4, whole=True)
+    a = Matrix(3, 1, 16, 2, 4)
     b = replace(a, transposed=True)
     problem = Problem(3, 3, 1, a, b, Matrix(3, 3, 16, 1, 1), 16, 16, free_chunks=True, symmetric=True)
     rates = Rates(1e11, 1e6, 1e6, 5e9, 5e9, shared=False, turn_seconds=0.0)

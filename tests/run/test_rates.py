@@ -147,8 +147,9 @@ def test_what_the_page_cache_holds_is_read_at_its_rate(cache, arrays):
     assert predicted()["stage_seconds"]["read"] == pytest.approx(fast)
 
 
-def test_only_files_are_asked_whether_the_page_cache_holds_them(tmp_path):
+def test_only_files_are_asked_whether_the_page_cache_holds_them(tmp_path, monkeypatch):
     """A pipe in their place is not waited for, and nobody is led out of the array, nor in circles."""
+    monkeypatch.setattr(rates, "in_memory", lambda system: False)  # wherever this test runs
     os.mkfifo(tmp_path / "0.0")
     (tmp_path / "0.1").symlink_to("/dev/zero")
     assert rates.cached_share(tmp_path) == 0
@@ -156,6 +157,13 @@ def test_only_files_are_asked_whether_the_page_cache_holds_them(tmp_path):
     (tmp_path / "c" / "0" / "0").write_bytes(bytes(4096))
     (tmp_path / "c" / "1").symlink_to(tmp_path)
     assert rates.cached_share(tmp_path / "c") == 1
+
+
+def test_files_in_memory_are_not_looked_at(arrays, monkeypatch):
+    monkeypatch.setattr(rates, "in_memory", lambda system: True)
+    monkeypatch.setattr(rates, "_sample", lambda folder: pytest.fail("they need no cache"))
+    assert rates.cached_share(arrays / "a") == 1
+    assert rates.cached_share(arrays / "none") == 0
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"x": 3}'])
