@@ -1,6 +1,7 @@
 """C is begun while the first panels are read; what is done while the last blocks are written."""
 
 import _thread
+import signal
 import tempfile
 import threading
 import time
@@ -142,10 +143,14 @@ def test_ctrl_c_while_c_is_begun(folder, started, monkeypatch):
         time.sleep(0.2)
         return real(*args, **options)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(destination.opening, "create_target", create)
-        with pytest.raises(KeyboardInterrupt):
-            product(folder)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # also where tests run in the background
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(destination.opening, "create_target", create)
+            with pytest.raises(KeyboardInterrupt):
+                product(folder)
+    finally:
+        signal.signal(signal.SIGINT, before)
     product(folder, resume=True)
     assert np.array_equal(zarr.open_array(folder / "c")[...], np.full((300, 300), 200, "f4"))
 

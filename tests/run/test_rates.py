@@ -163,7 +163,6 @@ def test_files_in_memory_are_not_looked_at(arrays, monkeypatch):
     monkeypatch.setattr(rates, "in_memory", lambda system: True)
     monkeypatch.setattr(rates, "_sample", lambda folder: pytest.fail("they need no cache"))
     assert rates.cached_share(arrays / "a") == 1
-    assert rates.cached_share(arrays / "none") == 0
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"x": 3}'])
