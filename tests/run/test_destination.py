@@ -143,7 +143,7 @@ def test_ctrl_c_while_c_is_begun(folder, started, monkeypatch):
         time.sleep(0.2)
         return real(*args, **options)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # also where tests run in the background
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job ignores
     try:
         with monkeypatch.context() as patched:
             patched.setattr(destination.opening, "create_target", create)
