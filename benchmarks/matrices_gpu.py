@@ -202,7 +202,8 @@ def measure(case: Case, place: Path, repeat: int) -> Run:
         found.append(call(*names, **options))
     warm = sorted(found[1:], key=lambda result: result.seconds)
     result = warm[len(warm) // 2]
-    limits = limits_of(result, [a, b][: 1 + bool(case.b)] if case.codec != "none" else ())
+    arrays = [a, b] if case.b else [a]
+    limits = limits_of(result, arrays if case.codec != "none" else ())
     by = max(limits, key=lambda stage: limits[stage])
     error = error_of(a, b if case.b else None, c)
     command = [

@@ -200,20 +200,20 @@ def test_a_product_leaves_nothing(tmp_path, monkeypatch):
     assert listening() <= before
 
 
-SLOW_START = """
+SLOW_START = """\
 import sys, time
 if any("spawn_main" in word for word in sys.orig_argv):
     time.sleep(2)
 """
 
 
-@pytest.mark.parametrize(("children", "start"), [(1, ""), (2, ""), (3, ""), (2, SLOW_START), (3, SLOW_START)])
-def test_ctrl_c_while_it_starts_is_one_line(tmp_path, children, start):
+@pytest.mark.parametrize(("children", "slow"), [(1, False), (2, False), (3, False), (2, True), (3, True)])
+def test_ctrl_c_while_it_starts_is_one_line(tmp_path, children, slow):
     """It reaches all processes of a terminal. Those that start slowly, and have not yet read what fills a
     pipe, would find that what they need is gone."""
     (tmp_path / "path").mkdir()
-    long = [f"/none/{number}/{'x' * 3000}" for number in range(30)] if start else []
-    (tmp_path / "path" / "sitecustomize.py").write_text(start)
+    long = [f"/none/{number}/{'x' * 3000}" for number in range(30)] if slow else []
+    (tmp_path / "path" / "sitecustomize.py").write_text(SLOW_START if slow else "")
     a = make(tmp_path / "a", np.ones((4, 4), "f4"))
     args = ["multiply", a, a, str(tmp_path / "c"), "-d", "cpu", "--scheduler", "local:2"]
     process = subprocess.Popen(
