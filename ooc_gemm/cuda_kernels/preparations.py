@@ -16,6 +16,13 @@ def survey(k_inner: bool) -> Config:
     return Config("survey", "float32", 1, 64, (256, 1), (("K_INNER", int(k_inner)),))
 
 
+def zstd(at_once: int) -> Config:
+    """Return the configuration of zstd.cu. `at_once`: blocks of a frame that are decoded at a time, up to
+    24."""
+    shared = 12288 * at_once + 4096
+    return Config("zstd", "uint8", 1, 1, (256, 1), (("BLOCKS", at_once), ("SHARED_BYTES", shared)), shared)
+
+
 def sum_slices(dtype: str, part: str = "") -> Config:
     """Return the configuration of sum.cu. `dtype`: NumPy's name for the type of C: float32, float64, int32 or
     int64. `part`: that of the slices, by default the same."""
