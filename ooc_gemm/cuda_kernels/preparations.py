@@ -16,9 +16,10 @@ def survey(k_inner: bool) -> Config:
     return Config("survey", "float32", 1, 64, (256, 1), (("K_INNER", int(k_inner)),))
 
 
-def zstd(at_once: int) -> Config:
-    """Return the configuration of zstd.cu. `at_once`: blocks of a frame that are decoded at a time, up to
-    24."""
+def zstd(shared_bytes: int) -> Config:
+    """Return the configuration of zstd.cu. `shared_bytes`: the most shared memory of a thread block. As many
+    blocks of a frame are decoded at a time as there are tables in it, up to 16."""
+    at_once = max(1, min(16, (shared_bytes - 4096) // 12288))
     shared = 12288 * at_once + 4096
     return Config("zstd", "uint8", 1, 1, (256, 1), (("BLOCKS", at_once), ("SHARED_BYTES", shared)), shared)
 

@@ -33,7 +33,7 @@ from .standardize import Standardizer
 from .transform import Transform
 
 Array = npt.NDArray[Any]
-UPLOAD, COMPUTE, DOWNLOAD = "upload", "compute", "download"
+UPLOAD, DECODE, COMPUTE, DOWNLOAD = "upload", "decode", "compute", "download"
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,8 @@ class Limits:
     """Whether `upload` applies `Operation.transforms`."""
     narrows: bool = False
     """Whether finished blocks are converted to `Operation.narrowed`."""
+    decodes: bool = False
+    """Whether `upload` takes chunks as they are stored (`Matrix.encoded`)."""
     most_kept: int = 0
     """Up to how many of the best elements of each row the device finds in its blocks (`Reduction.wanted`)."""
 
@@ -257,6 +259,8 @@ class Failure:
     them any more, as after an error of a CUDA kernel."""
     devices: tuple[int, ...] = ()
     """If one of several devices has failed: the numbers of all of them."""
+    undecoded: bool = False
+    """Whether the device could not decode a chunk, which the host may be able to, or explain."""
 
 
 class Hardware(Protocol):
@@ -343,7 +347,8 @@ class Uploads(HostMemory, Protocol):
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Copy a piece (rows × cols, on the host) to its place in a panel or C block. `source` may change
-        once the event has completed."""
+        once the event has completed. Of an operand whose chunks are decoded on the device
+        (`Matrix.encoded`), `source` may be a chunk as it is stored, in one dimension."""
 
     def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int) -> Onward | None:
         """Return the place on the device of a piece, if others than `upload` can copy it there. Its `ended`
@@ -395,7 +400,8 @@ class Session(Uploads, Protocol):
         are stored. The parts are equally large, and one is to the right of the other."""
 
     def lost(self, block: Block, part: Part, c: int) -> Lost:
-        """Return what C's type does not hold of a part. This is called when its download has completed."""
+        """Return what C's type does not hold of a part. This is called when its download has completed.
+        Raises what `Device.explain` explains where a chunk could not be decoded of which the part was made."""
 
     def record(self, stream: str, pair: int | None = None) -> Event:
         """Return an event that completes when `stream` has done all work that it has been given so far.

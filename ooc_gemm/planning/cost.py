@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..support.intervals import ceil_div, touches
 from .candidates import Candidate
-from .ledger import slot_bytes
+from .ledger import decoded_at_once, slot_bytes
 from .machine import Budget, Rates
 from .panels import MORE_BUFFERS
 from .problem import Matrix, Problem, rows_apart
@@ -50,7 +50,7 @@ class Pass(NamedTuple):
     nbytes: float
     """Bytes moved from the store."""
     decoded: float
-    """Decoded size in bytes of the chunks that must be decoded."""
+    """Decoded size in bytes of the chunks that the readers decode."""
     pieces: float
     calls: float
     """Number of read calls."""
@@ -70,7 +70,8 @@ def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
     stacked = s.chunks_of_piece(slot, col_step) * s.chunk_rows
     if s.whole:
         pieces = touches(s.rows, row_step, stacked) * col_touches
-        return Pass(nbytes, float(count * s.chunk_bytes), pieces, count)
+        decoded = 0.0 if s.encoded else float(count * s.chunk_bytes)
+        return Pass(nbytes, decoded, pieces, count)
     cuts = max(1, ceil_div(s.rows * s.cols * s.itemsize, slot * max(1, count)))
     pieces = touches(s.rows, row_step, stacked) * col_touches * cuts
     by_rows = rows_apart(s.chunk_cols, min(col_step, s.chunk_cols), s.skipped)
@@ -89,8 +90,10 @@ class Reads(NamedTuple):
     missed: float
     """Share of the pieces that are read from the store, because neither the cache holds them nor another
     worker of the team reads them."""
-    nbytes: int
-    """Bytes of all its elements, which each pass uploads."""
+    nbytes: float
+    """Bytes that each pass uploads: of all its elements, or of its chunks as they are stored."""
+    unpacked: float = 0.0
+    """Decoded size in bytes of the chunks that a device decodes."""
 
 
 class Estimate(NamedTuple):
@@ -131,7 +134,7 @@ class CostModel:
         parts = c.grid[0] * (ceil_div(p.n, x.bn) if p.found_bytes else c.grid[1])
         stages = {
             "read": self._read_seconds(x, reads, slot),
-            "upload": self._uploaded_bytes(x, reads) / rates.upload,
+            "upload": self._uploaded_bytes(x, reads) / rates.upload + self._unpacking_seconds(x, reads),
             "compute": self._compute_seconds(x),
             "download": downloaded_bytes(p) / rates.download,
             "write": written * c.itemsize / rates.write * sharing
@@ -173,8 +176,8 @@ class CostModel:
         p, down, times = self._problem, ceil_div(self._problem.m, x.bm), x.times_a(self._problem)
         if (x.bm, x.bn) == (p.m, p.n):
             x = x._replace(panels=replace(x.panels, deepest=2 * x.panels.deepest))
-        uploaded = p.k * (p.m * p.a.itemsize * (times if down > 1 else 1))
-        uploaded += 0 if p.symmetric else p.k * p.n * p.b.itemsize * down
+        uploaded = p.m * p.k * _sent_bytes(p.a) * (times if down > 1 else 1)
+        uploaded += 0 if p.symmetric else p.k * p.n * _sent_bytes(p.b) * down
         stages = {
             "upload": uploaded / self.rates.upload,
             "compute": self._compute_seconds(x),
@@ -262,6 +265,8 @@ class CostModel:
         in_background = self._budget.in_memory and not rates.shared
         call = (IN_BACKGROUND if in_background else rates.read_seconds) + rates.latency / readers
         seconds = one.seconds(rates, rates.reading(readers) / self._sharing, call)
+        if s.encoded:
+            return Reads(seconds, one.pieces, times, missed, one.nbytes, one.pieces * s.chunk_bytes)
         return Reads(seconds, one.pieces, times, missed, s.rows * s.cols * s.itemsize)
 
     def _read_seconds(self, x: Candidate, reads: list[Reads], slot: int) -> float:
@@ -274,7 +279,19 @@ class CostModel:
         cache = min(x.cache, sum(each.pieces for each in reads)) * slot / rates.touch
         return cache + (read + handling if rates.shared else max(read, handling))
 
-    def _uploaded_bytes(self, x: Candidate, reads: list[Reads]) -> int:
+    def _unpacking_seconds(self, x: Candidate, reads: list[Reads]) -> float:
+        """Seconds in which a device decodes chunks: as many at a time as a turn brings, within those that it
+        has memory for. Copies to the device wait meanwhile."""
+        unpacked = sum(each.times * each.unpacked for each in reads)
+        if not unpacked:
+            return 0.0
+        p, k = self._problem, x.panels.deepest
+        panels = ((p.a, x.bm * k), (p.b, k * x.bn))
+        brought = sum(size / (s.chunk_rows * s.chunk_cols) for s, size in panels if s.encoded)
+        at_once = max(1.0, min(brought, decoded_at_once(p, self._budget)))
+        return unpacked / (at_once * self.rates.unpack)
+
+    def _uploaded_bytes(self, x: Candidate, reads: list[Reads]) -> float:
         p = self._problem
         again = uploaded_again(p, self._budget, shared_columns(p, x.bm, x.bn))
         return sum(each.times * each.nbytes for each in reads) + again
@@ -410,6 +427,11 @@ class CostModel:
             before, done = done, began + took
         leaving, strips = leaving_seconds(stages, self.rates), 1 if p.check_itemsize else EARLY_STRIPS
         return max(began + took / strips + leaving, done + leaving / strips)
+
+
+def _sent_bytes(s: Matrix) -> float:
+    """Return the least bytes that go to a device for an element."""
+    return s.stored_bytes / max(1, s.rows * s.cols) if s.encoded else s.itemsize
 
 
 def _found_shares(x: Candidate, a: Pass, b: Pass, down: int, across: int) -> tuple[float, float]:

@@ -19,6 +19,17 @@ STAGED = 16
 STAGED_ALIGN = 512
 """Each of them begins at a multiple of so many bytes."""
 
+DECODED = 8
+"""One in so many bytes of a device's memory may hold chunks that it decodes."""
+MOST_DECODED, LEAST_DECODED = 128, 16
+"""Most chunks that a device decodes at a time, and the fewest that pay: one takes as long as on a core."""
+DECODING_ROOM = 2560 << 10
+"""Bytes in which a device decodes one chunk, beside what is stored and what becomes of it: those of 16 blocks
+of zstd, of which each takes half a MiB at most."""
+
+DECODING_PADDING = 32
+"""Bytes that follow a stored chunk on a device: kernels read whole words."""
+
 Ledger = dict[str, int]
 """Bytes of a budget, by the name of what holds them."""
 
@@ -108,7 +119,7 @@ def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> 
         "panels": _panels(p, x, rows) * p.panel_itemsize,
         "C blocks": x.c_buffers * rows * bn * p.block_itemsize,
         "workspace": budget.workspace + budget.step + staged_bytes(budget, x.ring.readers, slot) + scratch,
-    }
+    } | ({"decoding": nbytes} if (nbytes := decoding_bytes(p, budget)) else {})
 
 
 def _panels(p: Problem, x: Candidate, rows: int) -> int:
@@ -134,6 +145,29 @@ def staged_bytes(budget: Budget, readers: int, slot: int) -> int:
     area = staged_area(slot)
     on_their_way = min(readers, budget.device // STAGED // area) if budget.step and budget.in_memory else 0
     return area * (1 + on_their_way)
+
+
+def decoded_at_once(p: Problem, budget: Budget) -> int:
+    """Return how many chunks a device may decode at a time; 0 where it decodes none."""
+    each = sum(decoding_areas(p))
+    return min(MOST_DECODED, budget.device // DECODED // each) if each and budget.device else 0
+
+
+def decoding_areas(p: Problem) -> tuple[int, int, int]:
+    """Return the bytes in which a device holds a chunk as it is stored, the decoded chunk, and what it needs
+    to decode it. All are 0 where it decodes none."""
+    found = [s for s in (p.a, p.b) if s.encoded]
+    if not found:
+        return 0, 0, 0
+    stored = max(max(s.stored or (0,)) for s in found) + DECODING_PADDING
+    decoded = max(s.chunk_bytes for s in found)
+    return round_up(stored, STAGED_ALIGN), round_up(decoded, STAGED_ALIGN), DECODING_ROOM
+
+
+def decoding_bytes(p: Problem, budget: Budget) -> int:
+    """Return the bytes of a device's memory in which it decodes chunks."""
+    at_once = decoded_at_once(p, budget)
+    return at_once * sum(decoding_areas(p)) + (STAGED_ALIGN if at_once else 0)
 
 
 def staged_area(slot: int) -> int:

@@ -9,6 +9,7 @@ iterated twice and checked:
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -315,10 +316,29 @@ class Plan:
         rows_of_a = sum(block.rows for block in blocks if self.brings(block.index)[0])
         off = [block for block in blocks if not block.diagonal and self.brings(block.index)[1]]
         uploaded = uploaded_bytes(p, self.budget, blocks, rows_of_a, sum(block.cols for block in off))
+        uploaded += self._encoded_bytes(rows_of_a, sum(block.cols for block in off))
         downloaded = elements * p.part_itemsize
         if p.found_bytes:
             downloaded = sum(rows for _, rows in lines) * p.found_bytes
         return Traffic(read + old, written, uploaded, downloaded, exchanged)
+
+    def _encoded_bytes(self, rows_of_a: int, cols_of_b: int) -> int:
+        """Return how many more bytes are uploaded of operands that the device decodes than their elements
+        take: usually a negative number. rows_of_a, cols_of_b: rows of op(A) and columns of op(B) that are
+        uploaded."""
+        p, sent = self.problem, Counter[str]()
+        if not (p.a.encoded or p.b.encoded):
+            return 0
+        for (name, *_), sizes in self._visits():
+            sent[name] += sizes[-1] if sizes else 0
+        elements = {"a": p.k * rows_of_a, "b": p.k * cols_of_b}
+        if p.symmetric:
+            elements = {"a": sum(elements.values())}
+        return sum(
+            sent[name] - count * s.itemsize
+            for (name, count), s in zip(elements.items(), (p.a, p.b), strict=False)
+            if s.encoded
+        )
 
     def with_cache(self, slots: int) -> "Plan":
         """Return the plan with a cache of up to so many slots, and of no more than it uses."""

@@ -26,10 +26,14 @@ def whole_traffic(p: Problem, budget: Budget, x: Candidate) -> Traffic:
     times_a, times_b, (fetches_a, fetches_b) = x.times_a(p), x.times_b(p), x.fetches(p)
     read = fetches_a * p.a.read_bytes(*x.a_steps(p))
     uploaded, fetched = (times * p.m * p.k * p.a.itemsize for times in (times_a, fetches_a))
+    # What a device decodes is uploaded as it is stored.
+    saved = times_a * (p.m * p.k * p.a.itemsize - p.a.read_bytes(*x.a_steps(p))) if p.a.encoded else 0
     if not p.symmetric:  # else each strip of A has met all others as op(A) or as op(B), and itself once
         read += fetches_b * p.b.read_bytes(*x.b_steps(p))
         uploaded += times_b * p.k * p.n * p.b.itemsize
         fetched += fetches_b * p.k * p.n * p.b.itemsize
+        if p.b.encoded:
+            saved += times_b * (p.k * p.n * p.b.itemsize - p.b.read_bytes(*x.b_steps(p)))
     exchanged = uploaded - fetched
     if p.reads_c:
         read += p.c.read_bytes(x.bm, x.bn)
@@ -38,7 +42,7 @@ def whole_traffic(p: Problem, budget: Budget, x: Candidate) -> Traffic:
     written = p.c.grid[0] * p.c.grid[1] * p.c.chunk_bytes if p.c.chunked else p.m * p.n * p.c.itemsize
     if budget.device is None:
         return Traffic(read, written, 0, 0, exchanged)
-    return Traffic(read, written, uploaded, downloaded_bytes(p), exchanged)
+    return Traffic(read, written, uploaded - saved, downloaded_bytes(p), exchanged)
 
 
 def uploaded_bytes(p: Problem, budget: Budget, blocks: list[Block], rows_of_a: int, cols_of_b: int) -> int:

@@ -3,7 +3,9 @@
 open A, B and C → type and layout of C → arithmetic → memory → plan → what C is made of
 """
 
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -15,6 +17,8 @@ from ..engine.ports import Limits, Operation
 from ..engine.reduction import record_bytes, score_type
 from ..planning import layouts
 from ..planning.chunk_set import ChunkSet
+from ..planning.ledger import LEAST_DECODED, decoded_at_once
+from ..planning.machine import Budget
 from ..planning.plan import Plan
 from ..planning.problem import Problem
 from ..planning.search import make_plan
@@ -211,7 +215,28 @@ class _Planner:
                 self.observer.note(said)
         else:
             rates = known_rates(settled, inputs, problem, chosen, hardware)
+        sent = problem if limits.decodes and not self._decodes_here(chosen) else None
+        if sent is not None and (sent := _encoded(problem, inputs, budget)) != problem:
+            with suppress(BudgetError):
+                return _Planned(chosen, narrowed, _once(make_plan, sent, budget, rates))
         return _Planned(chosen, narrowed, _once(make_plan, problem, budget, rates))
+
+    def _decodes_here(self, chosen: Chosen) -> bool:
+        """Whether the host must decode all chunks: where it looks at their elements, where other processes
+        read them, and where the device could not."""
+        return self.request.host_decodes or chosen.may_wrap or not isinstance(self.executor, Local)
+
+
+def _encoded(problem: Problem, inputs: Inputs, budget: Budget) -> Problem:
+    """Return the problem with operands whose chunks the device decodes: those that have as many chunks as it
+    should decode at a time."""
+
+    def sent(one: Opened) -> bool:
+        return one.source.sends and math.prod(one.matrix.grid) >= LEAST_DECODED
+
+    a, b = (replace(s, encoded=sent(one)) for s, one in ((problem.a, inputs.a), (problem.b, inputs.b)))
+    found = replace(problem, a=a, b=b)
+    return found if decoded_at_once(found, budget) >= LEAST_DECODED else problem
 
 
 def _advised(plan: Plan) -> Plan:
@@ -241,6 +266,8 @@ def _read(inputs: Inputs, plan: Plan) -> dict[str, Opened]:
     sources = inputs.sources
     if plan.budget.device is None:
         sources = {name: source.lending() for name, source in sources.items()}
+    encoded = {"a": plan.problem.a.encoded, "b": plan.problem.b.encoded}
+    sources = {name: one.sending() if encoded.get(name) else one for name, one in sources.items()}
     return {name: sources[name] for name in sources if name != "b" or not plan.problem.symmetric}
 
 

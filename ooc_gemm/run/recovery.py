@@ -53,12 +53,16 @@ def recovery(
     the failure explains.
     """
     flags = _flags(request, begun)
-    if flags is None or (failure.limit is None and failure.left is None and not failure.devices):
+    known = failure.undecoded or failure.limit is not None or failure.left is not None or failure.devices
+    if flags is None or not known:
         return None
     found = Recovery(failure.error, cause, None, "", False, failure.devices, flags)
     again = replace(
         request, resume=request.resume or "resume" in flags, force=request.force or "force" in flags
     )
+    if failure.undecoded:
+        again = replace(again, host_decodes=True)
+        return replace(found, request=again, means="with chunks that the host decodes")
     if failure.left is not None:
         again = replace(again, device=failure.left)
         return replace(found, request=again, means=f"on {failure.left.name}")

@@ -165,6 +165,8 @@ class Request:
     """Names of the dimensions of a new C; None for those of the operands."""
     writes: bool = True
     """Whether C is written; if not, only a plan is made."""
+    host_decodes: bool = False
+    """Whether the host decodes all chunks, because a device could not decode one."""
 
     def check(self) -> "Request":
         """Return the same request with numbers for α, β and the memory limits. Raises InputError where the

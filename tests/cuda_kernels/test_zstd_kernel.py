@@ -1,6 +1,5 @@
 """kernels/prepare/zstd.cu against the library of numcodecs: on the CPU, emulated, and on a GPU."""
 
-import functools
 import struct
 import subprocess
 
@@ -107,7 +106,7 @@ class Program:
     """The kernel, compiled for the CPU."""
 
     def __init__(self, folder, source, optimized=False):
-        config = preparations.zstd(4)
+        config = preparations.zstd(64 << 10)
         shared = "reinterpret_cast<u64*>(cuda_on_cpu::dynamic_shared_memory.first)"
         inner = source.replace('extern "C" ', "").replace("extern __shared__ u64 shared_memory[];", "")
         inner = inner.replace("(shared_memory)", f"({shared})")

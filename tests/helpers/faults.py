@@ -76,7 +76,7 @@ def with_blocks(bm, bn, bk):
     def make(problem, budget, rates):
         plan = make_plan(problem, budget, rates)
         p = plan.problem
-        panels = replace(plan.k_panels, deepest=max(1, min(bk, p.k)), resident=False)
+        panels = replace(plan.k_panels, deepest=max(1, min(bk, p.k)), resident=False, columns=0)
         ring = Ring(plan.readers, plan.writers, plan.slots, plan.slot_bytes)
         sizes = min(bm, p.m), min(bn, p.n), panels, plan.c_buffers, ring
         return finish(p, budget, rates, Candidate(p.c, *sizes, by_columns=plan.by_columns, team=plan.team))

@@ -23,6 +23,7 @@ from ...planning.plan import Plan
 from ...support.errors import DeviceError, InputError, OutOfMemoryError
 from ...support.trace import Trace
 from . import choice
+from .decoding import UndecodedError
 from .gpu import GPU
 from .gpus import CLOCK_RATE, CUBLAS_FULL, CUDA_FULL, attribute, memory_bandwidth, properties
 from .passes import CUDAPasses
@@ -120,6 +121,8 @@ class CUDA(GPU):
 
     def explain(self, error: Exception) -> Failure | None:
         """Translates CuPy's errors. If memory ran out, another plan may count on half of what is free now."""
+        if isinstance(error, UndecodedError):
+            return Failure(DeviceError(f"{error}; run again with device='cpu'"), undecoded=True)
         cuda = self.cupy.cuda
         failures = (
             self.runtime.CUDARuntimeError, cuda.driver.CUDADriverError, cuda.cublas.CUBLASError,

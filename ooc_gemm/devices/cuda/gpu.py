@@ -26,6 +26,8 @@ class GPU:
         found = properties(self.runtime, index)
         self.capability = 10 * found["major"] + found["minor"]
         self.model, self.multiprocessors = found["name"].decode(), int(found["multiProcessorCount"])
+        self.shared_bytes = int(found.get("sharedMemPerBlockOptin") or 48 << 10)
+        """Most shared memory of a thread block, in bytes."""
         self.speed = self.multiprocessors * int(found.get("clockRate") or 1_500_000) // 1000
         try:
             self._device.use()

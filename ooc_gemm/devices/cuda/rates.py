@@ -82,6 +82,7 @@ def limits(arithmetic: Arithmetic, free: int, device_memory_limit: int | None) -
         writers=WRITERS,
         transforms=True,
         narrows=True,
+        decodes=True,
         most_kept=MOST_KEPT,
     )
 

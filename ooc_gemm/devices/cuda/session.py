@@ -31,7 +31,7 @@ from ...engine.ports import (
     Operation,
     Session,
 )
-from ...planning.ledger import lost_bytes, panel_elements, staged_bytes
+from ...planning.ledger import PAGE, decoding_bytes, lost_bytes, panel_elements, staged_bytes
 from ...planning.plan import Plan
 from ...planning.schedule import Block, Part, Piece
 from ...support.onward import Inward, Onward
@@ -39,6 +39,7 @@ from ...support.shared import in_thread
 from ...support.trace import PASS, Trace
 from .arrays import allocate, allocate_shared, copy_2d
 from .check import Checks
+from .decoding import Decoding
 from .gemm import Gemm, early_strips
 from .gpu import FIRST, GPU
 from .narrowing import Narrowing
@@ -82,6 +83,7 @@ class CUDASession(HostMemory):
         """Until it has ended, other devices cannot reach the panels of op(B)."""
         self._lock = Lock()
         self._uploads: Uploads | None = None
+        self._decoding: Decoding | None = None
         try:
             self._open(plan, operation, trace)
         except BaseException:
@@ -116,6 +118,8 @@ class CUDASession(HostMemory):
             others |= {("lost", c): lost_size for c in range(plan.c_buffers)}
         if staged := staged_bytes(plan.budget, plan.readers, plan.slot_bytes):
             others["staging"] = staged, np.dtype(np.uint8)
+        if decoding := decoding_bytes(plan.problem, plan.budget):
+            others["decoding"] = decoding, np.dtype(np.uint8)
         if plan.budget.step:
             others["sample"] = plan.budget.step, np.dtype(np.uint8)
         if self._device.reached_by:
@@ -168,6 +172,13 @@ class CUDASession(HostMemory):
             self._device, plan, operation, self._layout, self._overflow, self._arrays, self._turn,
             self._timing, self._samples, self._streams[UPLOAD], self._allocate,
         )  # fmt: skip
+        if decoding:
+            (host,) = self.host_buffers(1, PAGE)
+            self.prepare(host)
+            self._decoding = Decoding(
+                self._device, plan, self._arrays["decoding"], host, self._timing, self._streams[UPLOAD],
+                self._uploads.place,
+            )  # fmt: skip
         self._timing.open(trace, self._streams[COMPUTE])
 
     def _allocate(self, elements: int, dtype: np.dtype[Any]) -> Any:
@@ -175,7 +186,10 @@ class CUDASession(HostMemory):
         return allocate(self._device, {0: (elements, dtype)})[0]
 
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
-        """Makes a 2-D copy into the panel (`Uploads`)."""
+        """Makes a 2-D copy into the panel (`Uploads`), or keeps a chunk to be decoded (`Decoding`)."""
+        if self._decoding and source.ndim == 1:
+            self._device.use()
+            return self._decoding.upload(source, piece, buffer)
         assert self._uploads is not None
         return self._uploads.upload(source, piece, buffer)
 
@@ -434,11 +448,15 @@ class CUDASession(HostMemory):
 
     def lost(self, block: Block, part: Part, c: int) -> Lost:
         """Reads what the device has counted."""
+        if self._decoding:
+            self._decoding.check()
         return self._narrowing.lost(block, part, c) if self._narrowing else Lost()
 
     def record(self, stream: str, pair: int | None = None) -> Event:
-        """Records an event at the end of the stream."""
+        """Records an event at the end of the stream, in which chunks that were uploaded are decoded first."""
         self._device.use()
+        if self._decoding and stream == UPLOAD:
+            self._decoding.complete()
         return self._timing.points.record(self._streams[stream].ptr)
 
     def wait(self, stream: str, event: Any) -> None:
@@ -489,7 +507,7 @@ class CUDASession(HostMemory):
             self._streams = {}
             self._arrays.clear()
             self._early, self._finished = {}, {}
-            self._gemm = self._checks = self._uploads = None  # and their scratch
+            self._gemm = self._checks = self._uploads = self._decoding = None  # and their scratch
             self._narrowing = self._reducer = self._standardizing = self._samples = None
             self._timing.close()
             super().close()

@@ -12,6 +12,7 @@ import numpy as np
 from ...cuda_kernels import preparations
 from ...cuda_kernels.config import Config
 from ...cuda_kernels.launch import load
+from ...cuda_kernels.product import Operand
 from ...engine.ports import Array, Operation
 from ...engine.transform import Lines, as_element
 from ...planning.schedule import Piece
@@ -51,9 +52,9 @@ class Transforms:
         stream.synchronize()
 
     def place(
-        self, piece: Piece, dtype: np.dtype[Any], shape: tuple[int, int], staged: int, panel: int
+        self, piece: Piece, dtype: np.dtype[Any], shape: tuple[int, int], staged: Operand, panel: int
     ) -> None:
-        """Start to transform a piece of this type and shape that lies densely at the address `staged`.
+        """Start to transform a piece of this type and shape, which `staged` holds as it is stored.
         `panel`: the address of its panel. One thread at a time may call this."""
         rows, cols = shape
         if not rows * cols:
@@ -68,7 +69,7 @@ class Transforms:
         )
         gone, missing = as_compared(transform.missing, dtype)
         args = (
-            i64(rows), i64(cols), u(staged), i64(cols), u(panel + start * self._panel.itemsize), i64(pitch),
+            i64(rows), i64(cols), u(staged.ptr), i64(staged.ld), u(panel + start * self._panel.itemsize), i64(pitch),
             *vectors, np.int32(gone), missing, self._real.type(transform.fill),
         )  # fmt: skip
         kernel(config.grid(rows, cols), config.block, args, self._stream)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...cuda_kernels import driver
-from ...cuda_kernels.driver import TO_DEVICE, Event
+from ...cuda_kernels.driver import TO_DEVICE, WITHIN_DEVICE, Event
 from ...cuda_kernels.product import Operand
 from ...cuda_kernels.transposition import Transposition
 from ...engine.overflow import Overflow
@@ -23,6 +23,7 @@ from ...planning.plan import Plan
 from ...planning.schedule import Piece
 from ...support.onward import Onward
 from .arrays import copy_2d
+from .decoding import Decoded
 from .gpu import GPU
 from .panels import Layout
 from .samples import Samples
@@ -87,10 +88,10 @@ class Uploads:
             copy_2d(TO_DEVICE, at, pitch * size, source.ctypes.data, source.strides[0], source, stream)
         else:
             assert self._staging is not None
-            at, width = self._staging.first, source.shape[1] * size
+            at, cols = self._staging.first, source.shape[1]
             with self._staging.lock:
-                copy_2d(TO_DEVICE, at, width, source.ctypes.data, source.strides[0], source, stream)
-                self._place_piece(piece, source.dtype, source.shape, at, buffer)
+                copy_2d(TO_DEVICE, at, cols * size, source.ctypes.data, source.strides[0], source, stream)
+                self._place_piece(piece, source.dtype, source.shape, at, cols, buffer)
         return self._timing.end(
             UPLOAD, start, stream, source.nbytes, operand=piece.operand, chunk=piece.chunk
         )
@@ -122,13 +123,25 @@ class Uploads:
                 return arrived
             self._device.use()
             with staging.lock:
-                self._place_piece(piece, dtype, piece.shape, at, buffer)
+                self._place_piece(piece, dtype, piece.shape, at, pitch, buffer)
                 placed = self._timing.points.record(stream)
             staging.give(at)
             return placed
 
         packed = driver.place(self._device.index, stream, arrived, at, pitch * size)
         return Onward(packed, sent, partial(staging.give, at) if staging else lambda: None, self._step)
+
+    def place(self, decoded: Decoded) -> None:
+        """Start to bring a piece that was decoded on the device to its panel. One thread at a time may call
+        this."""
+        piece, dtype, buffer, at, pitch = decoded
+        if self._is_staged(piece.operand, dtype, buffer):
+            self._place_piece(piece, dtype, piece.shape, at, pitch, buffer)
+            return
+        (rows, cols), size = piece.shape, dtype.itemsize
+        skipped, row = self._layout.at(piece.operand, piece.panel, piece.into)
+        to = self._arrays[piece.operand, buffer].data.ptr + skipped * size
+        driver.copy(WITHIN_DEVICE, to, row * size, at, pitch * size, cols * size, rows, self._stream.ptr)
 
     def _is_staged(self, operand: str, dtype: np.dtype[Any], buffer: int) -> bool:
         """Whether the device converts, transposes or transforms elements of a stored type on their way into a
@@ -137,25 +150,32 @@ class Uploads:
         return changed or self._arrays[operand, buffer].dtype != dtype
 
     def _place_piece(
-        self, piece: Piece, dtype: np.dtype[Any], shape: tuple[int, ...], at: int, buffer: int
+        self, piece: Piece, dtype: np.dtype[Any], shape: tuple[int, ...], at: int, pitch: int, buffer: int
     ) -> None:
-        """Start to convert, transpose or transform a piece into its panel. It lies densely at the address
-        `at`, as it is stored, and has this type and shape. One thread at a time may call this."""
+        """Start to convert, transpose or transform a piece into its panel. It lies at the address `at`, as it
+        is stored, with `pitch` elements from one row to the next, and has this type and shape. One thread at
+        a time may call this."""
         memory, (row, col), (rows, cols) = self._arrays[piece.operand, buffer], piece.into, shape
         if piece.operand in self._op.transforms:
-            self._transforms.place(piece, dtype, (rows, cols), at, memory.data.ptr)
+            self._transforms.place(piece, dtype, (rows, cols), Operand(at, pitch), memory.data.ptr)
         elif memory.dtype == dtype:
-            skipped, pitch = self._layout.at(piece.operand, piece.panel, piece.into)
-            panel = Operand(memory.data.ptr + skipped * dtype.itemsize, pitch)
-            self._turns[dtype.name](rows, cols, Operand(at, cols), panel, self._stream)
+            skipped, ld = self._layout.at(piece.operand, piece.panel, piece.into)
+            panel = Operand(memory.data.ptr + skipped * dtype.itemsize, ld)
+            self._turns[dtype.name](rows, cols, Operand(at, pitch), panel, self._stream)
         else:
-            assert self._staging is not None
-            first = at - self._staging.first
-            staged = self._staging.memory[first : first + rows * cols * dtype.itemsize]
+            staged = self._staged(at, rows * pitch * dtype.itemsize)
             target = self._layout.panel(memory, piece.operand, piece.panel)
             with self._stream:
                 self._device.cupy.copyto(
                     target[row : row + rows, col : col + cols],
-                    staged.view(dtype).reshape(rows, cols),
+                    staged.view(dtype).reshape(rows, pitch)[:, :cols],
                     casting="unsafe",
                 )
+
+    def _staged(self, at: int, nbytes: int) -> Any:
+        """Return memory from an address on, for staged pieces or for decoded ones."""
+        for name in ("staging", "decoding"):
+            memory = self._arrays.get(name)
+            if memory is not None and 0 <= at - memory.data.ptr < memory.size:
+                return memory[at - memory.data.ptr :][:nbytes]
+        raise AssertionError("pieces lie in one of them")

@@ -60,10 +60,11 @@ class Chunks:
         """Open the file that holds a chunk. Raises OSError."""
         return self.place.open(self.key(i, j))
 
-    def encoded(self, i: int, j: int, most: int, held: int = 0) -> Bytes | None:
+    def encoded(self, i: int, j: int, most: int, held: int = 0, into: Bytes | None = None) -> Bytes | None:
         """Return a chunk as it is stored, or None where it is missing. The memory is reused by the thread's
         next call. most: the most bytes that it may take. held: the bytes of that memory that the thread will
-        need, where that is known. Raises OSError and ValueError."""
+        need, where that is known. into: memory to use instead, where it is large enough. Raises OSError and
+        ValueError."""
         offset, size = self.extent(i, j)
         if size == 0:
             return None
@@ -72,7 +73,10 @@ class Chunks:
                 size = file.size if size is None else size
                 if size > most:
                     raise ValueError(f"it takes {size} bytes, more than {most}")
-                return file.read_range(scratch("encoded", room(offset, size), held), offset, size)
+                needed = room(offset, size)
+                if into is None or len(into) < needed:
+                    into = scratch("encoded", needed, held)
+                return file.read_range(into, offset, size)
         except FileNotFoundError:
             return None
 

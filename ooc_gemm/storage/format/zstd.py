@@ -48,6 +48,11 @@ class _Context:
 _held = threading.local()
 
 
+def is_plain(data: Bytes) -> bool:
+    """Whether stored bytes begin a frame without a dictionary and without a checksum."""
+    return len(data) > 5 and data[:4].tobytes() == MAGIC and not data[4] & 15
+
+
 def decode(data: Bytes, out: Bytes) -> bool:
     """Decode frames of zstd into `out`, and return whether they filled it exactly. Nothing is written beyond
     its end. Where they did not, or cannot be decoded here, numcodecs says what the matter is."""

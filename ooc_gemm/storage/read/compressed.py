@@ -16,6 +16,7 @@ from ...planning.schedule import Piece
 from ...support.buffers import PAGE, Bytes, scratch
 from ...support.errors import StoreError, remedy
 from ...support.intervals import overlaps
+from ..format import zstd
 from ..format.chunks import Chunks, Shards
 from ..format.codec import Compressor, longest
 from ..io import short
@@ -29,6 +30,11 @@ Array = npt.NDArray[Any]
 STACKED_BYTES = 256 << 10
 """Bytes of the largest decoded chunks of which a piece has several. What a larger one takes besides its
 decoding is less than a tenth, and pieces of several would keep fewer readers busy."""
+
+
+LARGEST_SENT = 16 << 20
+"""Bytes of the largest decoded chunks that are handed on to a device, which decodes many at a time, and each
+no faster than a core does."""
 
 
 class CompressedSource(Source):
@@ -49,6 +55,26 @@ class CompressedSource(Source):
         self._chunks, self._fill, self._alone = chunks, fill, not isinstance(chunks, Shards)
         self.compressor, self._most = compressor, longest(matrix.chunk_bytes)
         self._room = min(max(matrix.stored or (0,)), self._most) + 2 * PAGE
+
+    @property
+    def sends(self) -> bool:
+        """Whether `sending` returns a source that hands chunks on as they are stored, one at a time."""
+        return self.compressor.name == "zstd" and STACKED_BYTES < self.matrix.chunk_bytes <= LARGEST_SENT
+
+    def sending(self) -> "Source":
+        """Returns a source that hands chunks on."""
+        return EncodedSource(self)
+
+    def stored(self, piece: Piece, slot: Bytes) -> Bytes | None:
+        """Return the chunk of a piece as it is stored, in the slot. None where it is missing, does not fit,
+        cannot be read, or has what others cannot decode: `read` says what the matter is."""
+        try:
+            data = self._chunks.encoded(*piece.chunk, self._most, self._room, slot)
+        except Exception:
+            return None
+        if data is None or not zstd.is_plain(data) or not np.may_share_memory(data, slot):
+            return None
+        return data
 
     def cancel(self) -> None:
         """Wakes all threads that wait for a chunk."""
@@ -131,3 +157,20 @@ class CompressedSource(Source):
                 f"{remedy(error, 'write it again')}"
             ) from error
         return place, len(data)
+
+
+class EncodedSource(Source):
+    """Hands chunks of another source on as they are stored, for a device that decodes them."""
+
+    def __init__(self, source: CompressedSource):
+        super().__init__(source.name, source.dtype, replace(source.matrix, encoded=True))
+        self.codec, self._source = source.codec, source
+
+    def cancel(self) -> None:
+        """Wakes all threads that wait for a chunk."""
+        self._source.cancel()
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """Returns the stored bytes of the chunk, in one dimension, or decodes what cannot be handed on."""
+        data = self._source.stored(piece, slot)
+        return self._source.read(piece, slot) if data is None else (data, len(data))

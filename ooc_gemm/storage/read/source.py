@@ -48,6 +48,16 @@ class Source:
         the slot, where that saves a copy."""
         return self
 
+    @property
+    def sends(self) -> bool:
+        """Whether `sending` returns a source that hands chunks on as they are stored."""
+        return False
+
+    def sending(self) -> "Source":
+        """Return a source of the same array that hands chunks on as they are stored, in one dimension, to a
+        device that decodes them (`Matrix.encoded`)."""
+        return self
+
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Read a piece into `slot`. Returns a view of its rows × cols, which lies elsewhere only if the
         source is `lending`, and the bytes moved. Raises StoreError, which names the chunk."""
@@ -196,6 +206,10 @@ class Opened:
     def lending(self) -> "Opened":
         """Return the same array, read by `Source.lending`."""
         return replace(self, source=self.source.lending())
+
+    def sending(self) -> "Opened":
+        """Return the same array, read by `Source.sending`."""
+        return replace(self, source=self.source.sending())
 
     def window(self, rows: tuple[int, int], cols: tuple[int, int]) -> "Opened":
         """Return some rows [start, stop) and columns [start, stop) of the operand, from one chunk edge to

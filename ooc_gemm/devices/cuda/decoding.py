@@ -1,0 +1,125 @@
+"""Chunks that come to a GPU as they are stored, and are decoded there (kernels/prepare/zstd.cu).
+
+slot ──copy──► stored │ stored │ …  ──all at once──► decoded │ decoded │ …  ──one by one──► panel
+
+Everything happens in the stream for uploads, so memory is used again as soon as work on it has been given to
+the stream.
+"""
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...cuda_kernels import driver, preparations
+from ...cuda_kernels.driver import TO_DEVICE, Event
+from ...cuda_kernels.launch import load
+from ...engine.ports import DECODE, UPLOAD, Array
+from ...planning.ledger import DECODING_PADDING, DECODING_ROOM, STAGED_ALIGN, decoded_at_once, decoding_areas
+from ...planning.plan import Plan
+from ...planning.schedule import Piece
+from ...support.buffers import Bytes
+from ...support.intervals import round_up
+from .gpu import GPU
+from .timing import Timing
+
+FRAMES = np.dtype([("at", np.uint32), ("nbytes", np.uint32), ("to", np.uint32), ("to_bytes", np.uint32)])
+"""Where a chunk lies in what is stored, and in what is decoded, in units of UNIT bytes, and how long both
+are: `Frame` of the kernel."""
+UNIT, MOST_FRAMES = 16, 128
+_TO_HOST = 2
+
+
+class UndecodedError(Exception):
+    """A chunk could not be decoded."""
+
+
+class Decoded(NamedTuple):
+    """A piece of a decoded chunk in the memory of the device."""
+
+    piece: Piece
+    dtype: np.dtype[Any]
+    buffer: int
+    """The panel to which it goes."""
+    at: int
+    """Address of its first element."""
+    pitch: int
+    """Elements from one of its rows to the next."""
+
+
+class Decoding:
+    """Decodes the chunks of one run. Any thread may call its methods."""
+
+    def __init__(
+        self, device: GPU, plan: Plan, memory: Any, host: Bytes, timing: Timing, stream: Any,
+        place: Callable[[Decoded], None],
+    ):  # fmt: skip
+        """memory: of the device, `decoding_bytes` of it. host: some pinned memory. stream: in which all
+        happens. place: starts to bring a decoded piece to its panel, in the stream."""
+        p, self._device, self._timing, self._stream = plan.problem, device, timing, stream
+        self._place, self._lock = place, Lock()
+        self._most = decoded_at_once(p, plan.budget)
+        stored, self._decoded_area, _ = decoding_areas(p)
+        self._matrices = {"a": p.a, "b": p.b}
+        self._types = {name: np.dtype(dtype) for name, dtype in zip("ab", p.types, strict=False)}
+        self._failed, self._found = memory.data.ptr, host[:4].view(np.uint32)
+        self._stored, self._room = self._failed + STAGED_ALIGN, self._most * stored
+        self._decoded = self._stored + self._room
+        self._rooms = self._decoded + self._most * self._decoded_area
+        self._found[0] = 0
+        driver.fill(self._failed, 0, 4, stream)
+        self._config = preparations.zstd(device.shared_bytes)
+        self._kernel = load(self._config)[self._config.kernel]
+        self._waiting: list[Decoded] = []
+        self._frames, self._used = np.zeros(MOST_FRAMES, FRAMES), 0
+
+    def upload(self, data: Array, piece: Piece, buffer: int) -> Event:
+        """Start to copy a chunk as it is stored, of which a piece goes to a panel. `data` may change once the
+        event has completed. The chunk is decoded with others."""
+        stream, size = self._stream, len(data)
+        s, dtype = self._matrices[piece.source], self._types[piece.source]
+        (i, j), row, col = piece.chunk, piece.rows[0], piece.cols[0]
+        with self._lock:
+            if len(self._waiting) == self._most or self._used + size + DECODING_PADDING > self._room:
+                self._decode()
+            number, at = len(self._waiting), self._stored + self._used
+            start = self._timing.begin_copy(UPLOAD, stream)
+            driver.copy(TO_DEVICE, at, size, data.ctypes.data, size, size, 1, stream.ptr)
+            copied = self._timing.end(UPLOAD, start, stream, size, operand=piece.operand, chunk=piece.chunk)
+            to = number * self._decoded_area
+            self._frames[number] = self._used // UNIT, size, to // UNIT, s.chunk_bytes
+            first = (row - i * s.chunk_rows) * s.chunk_cols + col - j * s.chunk_cols
+            address = self._decoded + to + first * dtype.itemsize
+            self._waiting.append(Decoded(piece, dtype, buffer, address, s.chunk_cols))
+            self._used += round_up(size + DECODING_PADDING, UNIT)
+        return copied
+
+    def complete(self) -> None:
+        """Start to decode all chunks that have been uploaded, and to bring them to their panels."""
+        with self._lock:
+            self._decode()
+
+    def _decode(self) -> None:
+        count, stream = len(self._waiting), self._stream
+        if not count:
+            return
+        start = self._timing.begin(stream)
+        args = (
+            np.void(self._frames.tobytes()), np.int32(count), np.uintp(self._stored), np.uintp(self._decoded),
+            np.uintp(self._rooms), np.uint32(DECODING_ROOM), np.uintp(self._failed),
+        )  # fmt: skip
+        self._kernel((count,), self._config.block, args, stream, self._config.shared_bytes)
+        self._device.runtime.memcpyAsync(self._found.ctypes.data, self._failed, 4, _TO_HOST, stream.ptr)
+        for decoded in self._waiting:
+            self._place(decoded)
+        self._timing.end(DECODE, start, stream, 0)
+        self._waiting.clear()
+        self._used = 0
+
+    def check(self) -> None:
+        """Raise UndecodedError where a chunk could not be decoded of those whose work has completed."""
+        if failed := int(self._found[0]):
+            raise UndecodedError(
+                f"{self._device.name} could not decode {failed} of the chunks that it was given"
+            )

@@ -1,0 +1,191 @@
+"""Chunks that a GPU decodes, on a stand-in for one."""
+
+import itertools
+from pathlib import Path
+
+import cupy_on_cpu
+import numpy as np
+import pytest
+import zarr
+from conftest import make
+from faults import with_blocks
+
+import ooc_gemm
+from ooc_gemm import StoreError
+from ooc_gemm.planning import ledger
+from ooc_gemm.storage.read import compressed
+
+RNG = np.random.default_rng(8)
+ZSTD = zarr.codecs.ZstdCodec(level=3)
+CHECKSUM = zarr.codecs.ZstdCodec(level=3, checksum=True)
+CHUNKS = 64, 72
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """A folder. Smaller chunks than usual go to the device."""
+    monkeypatch.setattr(compressed, "STACKED_BYTES", 1000)
+    monkeypatch.setattr(ledger, "DECODING_ROOM", 1 << 16)
+    cupy_on_cpu.install(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def matrices(dtype="f4", shape=(300, 360, 310), ops=(False, False)):
+    """Operands as they are stored, and their product, in which every sum is exact."""
+    m, k, n = shape
+    x, y = (RNG.integers(-9, 9, size).astype(dtype) for size in ((m, k), (k, n)))
+    wanted = x.astype("c16") @ y.astype("c16")
+    return (x.T if ops[0] else x), (y.T if ops[1] else y), wanted
+
+
+def stored(x, y, codecs=(ZSTD, ZSTD), chunks=CHUNKS):
+    for name, values, codec in (("a", x, codecs[0]), ("b", y, codecs[1])):
+        make(name, np.ascontiguousarray(values), compressors=codec, chunks=chunks)
+
+
+def product(**options):
+    """Multiply, and return the result and C."""
+    found = ooc_gemm.multiply("a", "b", "c", **{"device": "cuda"} | options)
+    return found, zarr.open_array("c", mode="r")[...]
+
+
+def decoded():
+    """How often the device was given chunks to decode."""
+    return cupy_on_cpu.Kernel.launched.count("zstd")
+
+
+@pytest.mark.parametrize("ops", list(itertools.product((False, True), repeat=2)))
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i1", "i2", "c8"])
+def test_products_of_what_the_device_decodes(dtype, ops):
+    x, y, wanted = matrices(dtype, ops=ops)
+    stored(x, y)
+    found, c = product(transpose_a=ops[0], transpose_b=ops[1])
+    assert np.array_equal(c, (wanted if dtype == "c8" else wanted.real).astype(c.dtype))
+    assert decoded()
+    assert found.plan.problem.a.encoded
+    assert found.plan.problem.b.encoded
+    assert found.bytes_uploaded == found.plan.bytes_uploaded < x.nbytes + y.nbytes
+    assert found.bytes_read == found.plan.bytes_read == found.bytes_uploaded
+
+
+@pytest.mark.parametrize("codecs", [(ZSTD, None), (None, ZSTD)])
+def test_one_operand_alone(codecs):
+    x, y, wanted = matrices()
+    stored(x, y, codecs)
+    found, c = product()
+    assert np.array_equal(c, wanted.real)
+    assert decoded()
+    assert [found.plan.problem.a.encoded, found.plan.problem.b.encoded] == [bool(codec) for codec in codecs]
+    assert found.bytes_uploaded == found.plan.bytes_uploaded
+
+
+@pytest.mark.parametrize("dtype", ["f4", "i1"])
+@pytest.mark.parametrize("ops", [(False, False), (True, True)])
+def test_blocks_and_panels_that_cut_through_chunks(monkeypatch, dtype, ops):
+    x, y, wanted = matrices(dtype, ops=ops)
+    stored(x, y)
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(128, 96, 80))
+    found, c = product(transpose_a=ops[0], transpose_b=ops[1], chunks=(32, 48))
+    assert found.plan.block_count > 4
+    assert np.array_equal(c, wanted.real)
+    assert decoded() > 8
+    assert found.bytes_uploaded == found.plan.bytes_uploaded
+
+
+def test_more_chunks_than_are_decoded_at_a_time(monkeypatch):
+    monkeypatch.setattr(ledger, "MOST_DECODED", 17)
+    x, y, wanted = matrices(shape=(900, 500, 400))
+    stored(x, y)
+    found, c = product()
+    assert np.array_equal(c, wanted.real)
+    assert decoded() >= 15 * 7 // 17
+
+
+def test_old_values_are_added():
+    x, y, wanted = matrices()
+    stored(x, y)
+    old = RNG.integers(-9, 9, wanted.shape).astype("f4")
+    make("c", old, compressors=ZSTD, chunks=CHUNKS)
+    _, c = product(beta=2.0)
+    assert np.array_equal(c, wanted.real + 2 * old)
+    assert decoded()
+
+
+@pytest.mark.parametrize("fill", [0, 3])
+def test_chunks_that_are_missing(fill):
+    x, y, _ = matrices()
+    stored(x, y)
+    x[64:128, 72:144] = fill
+    make("a", x, compressors=ZSTD, chunks=CHUNKS, fill_value=fill, overwrite=True)
+    assert not Path("a/c/1/1").exists()
+    found, c = product()
+    assert np.array_equal(c, x.astype("f8") @ y)
+    assert decoded()
+    assert found.bytes_read == found.plan.bytes_read
+
+
+def test_frames_with_checksums_are_decoded_on_the_host():
+    x, y, wanted = matrices()
+    stored(x, y, (CHECKSUM, ZSTD))
+    _, c = product()
+    assert np.array_equal(c, wanted.real)
+    assert decoded()
+
+
+def test_a_symmetric_product():
+    x, *_ = matrices("i1")
+    make("a", x, compressors=ZSTD, chunks=CHUNKS)
+    found = ooc_gemm.gram("a", "c", device="cuda")
+    assert np.array_equal(zarr.open_array("c")[...], x.astype("i8") @ x.T)
+    assert decoded()
+    assert found.bytes_uploaded == found.plan.bytes_uploaded
+
+
+def test_elements_that_are_transformed():
+    x, y, _ = matrices()
+    stored(x, y)
+    given = ooc_gemm.Operand("a", center="columns", scale=("rows", np.full(len(x), 2.0)))
+    ooc_gemm.multiply(given, "b", "c", device="cuda", out_dtype="f8")
+    wanted = (x - x.mean(0, dtype="f8")) / 2 @ y
+    assert np.allclose(zarr.open_array("c")[...], wanted, atol=1e-3)
+    assert decoded()
+
+
+def test_chunks_of_which_the_host_looks_at_each_element():
+    """Sums of int32 may exceed int64, by their type."""
+    x, y, wanted = matrices("i4")
+    stored(x, y)
+    _, c = product()
+    assert np.array_equal(c, wanted.real)
+    assert not decoded()
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_damaged_chunk_is_named(cut):
+    x, y, _ = matrices()
+    stored(x, y)
+    path = Path("b/c/2/1")
+    data = path.read_bytes()
+    path.write_bytes(data[:-9] if cut else data[:8] + bytes([255] * 8) + data[16:])
+    with pytest.raises(StoreError, match=r"b: chunk c/2/1 cannot be read or decoded"):
+        product()
+    assert decoded()
+    assert not Path("c/zarr.json").exists()
+
+
+@pytest.mark.parametrize("beta", [0.0, 2.0])
+def test_what_the_device_alone_cannot_decode_is_decoded_on_the_host(monkeypatch, beta):
+    x, y, wanted = matrices()
+    stored(x, y)
+    old = RNG.integers(-9, 9, wanted.shape).astype("f4")
+    if beta:
+        make("c", old, compressors=None, chunks=CHUNKS)
+
+    def failing(self, grid, frames, count, stored, to, rooms, room_bytes, failed):
+        cupy_on_cpu.matrix(failed, 1, 1, 1, "u4")[...] += np.uint32(1)
+
+    monkeypatch.setattr(cupy_on_cpu.Kernel, "zstd", failing)
+    _, c = product(beta=beta)
+    assert np.array_equal(c, wanted.real + beta * old)
+    assert decoded()
