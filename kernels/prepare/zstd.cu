@@ -333,6 +333,7 @@ __device__ __forceinline__ u32 known(u32 offset, const u32* before) {
 
 // The header of the frame (3.1.1.1). False where it is not one of `to_bytes` bytes that can be decoded here.
 __device__ bool begin(Bytes in, const Frame& frame, Shared& s) {
+    s.last = false;
     if (frame.bytes < 6 || static_cast<u32>(in.from(0)) != 0xfd2fb528u) return false;
     const u32 head = in[4], single = head >> 5 & 1, form = head >> 6;
     if (head & 15) return false;  // a checksum, a dictionary, or what is reserved
@@ -346,7 +347,6 @@ __device__ bool begin(Bytes in, const Frame& frame, Shared& s) {
     s.made = s.huffman_bytes = 0;
     for (int i = 0; i < 3; ++i) s.offsets[i] = i == 0 ? 1 : 4 * i;
     for (int kind = 0; kind < KINDS; ++kind) s.definer_end[kind] = 0;
-    s.last = false;
     return true;
 }
 

@@ -401,7 +401,7 @@ class Session(Uploads, Protocol):
 
     def lost(self, block: Block, part: Part, c: int) -> Lost:
         """Return what C's type does not hold of a part. This is called when its download has completed.
-        Raises what `Device.explain` explains where a chunk could not be decoded of which the part was made."""
+        Raises what `Device.explain` explains where a chunk of which the part was made was not decoded."""
 
     def record(self, stream: str, pair: int | None = None) -> Event:
         """Return an event that completes when `stream` has done all work that it has been given so far.

@@ -97,7 +97,7 @@ def test_more_chunks_than_are_decoded_at_a_time(monkeypatch):
     monkeypatch.setattr(ledger, "MOST_DECODED", 17)
     x, y, wanted = matrices(shape=(900, 500, 400))
     stored(x, y)
-    found, c = product()
+    _, c = product()
     assert np.array_equal(c, wanted.real)
     assert decoded() >= 15 * 7 // 17
 

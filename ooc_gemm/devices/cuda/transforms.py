@@ -68,9 +68,10 @@ class Transforms:
             *self._pointers(transform.cols, piece.cols[0]),
         )
         gone, missing = as_compared(transform.missing, dtype)
+        to = u(panel + start * self._panel.itemsize)
         args = (
-            i64(rows), i64(cols), u(staged.ptr), i64(staged.ld), u(panel + start * self._panel.itemsize), i64(pitch),
-            *vectors, np.int32(gone), missing, self._real.type(transform.fill),
+            i64(rows), i64(cols), u(staged.ptr), i64(staged.ld), to, i64(pitch), *vectors,
+            np.int32(gone), missing, self._real.type(transform.fill),
         )  # fmt: skip
         kernel(config.grid(rows, cols), config.block, args, self._stream)
 
