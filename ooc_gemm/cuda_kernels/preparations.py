@@ -16,12 +16,13 @@ def survey(k_inner: bool) -> Config:
     return Config("survey", "float32", 1, 64, (256, 1), (("K_INNER", int(k_inner)),))
 
 
-def zstd(shared_bytes: int) -> Config:
-    """Return the configuration of zstd.cu. `shared_bytes`: the most shared memory of a thread block. As many
-    blocks of a frame are decoded at a time as there are tables in it, up to 16."""
+def decode(compressor: str, shared_bytes: int) -> Config:
+    """Return the configuration of zstd.cu or blosc.cu. `shared_bytes`: the most shared memory of a thread
+    block. As many blocks of zstd are decoded at a time as there is room for tables in it, up to 16."""
     at_once = max(1, min(16, (shared_bytes - 4096) // 12288))
     shared = 12288 * at_once + 4096
-    return Config("zstd", "uint8", 1, 1, (256, 1), (("BLOCKS", at_once), ("SHARED_BYTES", shared)), shared)
+    macros = ("BLOCKS", at_once), ("SHARED_BYTES", shared)
+    return Config(compressor, "uint8", 1, 1, (256, 1), macros, shared)
 
 
 def sum_slices(dtype: str, part: str = "") -> Config:

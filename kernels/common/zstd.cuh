@@ -1,0 +1,767 @@
+// Decodes frames of Zstandard (RFC 8878), which kernels find in chunks of a stored matrix.
+//
+//     frame     [header][block][block][block] …
+//
+//     block     literals: 1 or 4 streams of Huffman codes  ─┐  AT_ONCE blocks at a time: a thread for each stream,
+//               sequences: 1 stream of three FSE codes     ─┤  because in a stream each code begins where the one
+//                                                           ▼  before ends
+//     room      bytes;  (literals up to here, output up to here, offset) of each sequence
+//                                                           │  then one block after the other: all threads, 8 bytes
+//                                                           ▼  of the output each
+//     output    […………………………]   each byte is a literal, or a byte of the output that lies `offset` before it
+//
+// A byte whose source is made by the same sequences (there are up to THREADS at a time) is looked for further back,
+// until it is a literal or lies before them.
+//
+// Nothing is read or written outside of a frame, its output and the room of the thread block, whatever a frame holds:
+// where it is no frame, has another size, a dictionary or a checksum, it fails, and its output is undefined. (Offsets may
+// reach further back than the window that the frame names. Other decoders may refuse such a frame.)
+//
+// Macros: BLOCKS, of frames that are decoded at a time; SHARED_BYTES of shared memory. It needs common/types.cuh.
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+
+constexpr int AT_ONCE = BLOCKS;
+constexpr int THREADS = 256;
+constexpr int WARP = 32;
+constexpr int STREAMS = 4;  // of literals, at most
+static_assert(AT_ONCE <= WARP && STREAMS * AT_ONCE <= THREADS - 2 * WARP, "each stream has a thread");
+
+constexpr u32 MOST = 128 << 10;  // bytes that a block decodes to
+constexpr u32 MOST_SEQUENCES = MOST / 3 + 1;
+
+// Lengths of literals, offsets, and lengths of matches: the number of codes, and the most bits of a state.
+enum Kind { LITERALS, OFFSETS, MATCHES, KINDS };
+constexpr int MOST_CODES = 53, MOST_LOG = 9;
+__device__ constexpr int codes(int kind) { return kind == LITERALS ? 36 : kind == OFFSETS ? 32 : MOST_CODES; }
+__device__ constexpr int most_log(int kind) { return kind == OFFSETS ? 8 : MOST_LOG; }
+constexpr int HUFFMAN_LOG = 11, WEIGHTS_LOG = 6, WEIGHTS = 12;
+
+// Shares of codes where a block does not say them (3.1.1.3.2.2), plus 1: a string has no negative numbers.
+#define USUAL_LITERALS "\5\4\3\3\3\3\3\3\3\3\3\3\3\2\2\2\3\3\3\3\3\3\3\3\3\4\3\2\2\2\2\2\0\0\0\0"
+#define USUAL_OFFSETS "\2\2\2\2\2\2\3\3\3\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\0\0\0\0\0"
+#define USUAL_MATCHES \
+    "\2\5\4\3\3\3\3\3\3\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\2\0\0\0\0\0\0\0"
+
+// Bits that follow a code of a length, from the first code with any; shorter lengths are their codes.
+#define LITERALS_BITS "\1\1\1\1\2\2\3\3\4\6\7\10\11\12\13\14\15\16\17\20"
+#define MATCHES_BITS "\1\1\1\1\2\2\3\3\4\4\5\7\10\11\12\13\14\15\16\17\20"
+__device__ constexpr int first_with_bits(int kind) { return kind == LITERALS ? 16 : 32; }
+
+// A frame and its output, in units of 16 bytes from the first of all; the output has as many bytes as it must have.
+struct Chunk {
+    u32 at, bytes, to, to_bytes;
+};
+constexpr int MOST_CHUNKS = 128;
+struct Chunks {
+    Chunk chunk[MOST_CHUNKS];
+};
+
+// A frame within a chunk.
+struct Frame {
+    u32 at, bytes;
+    u8* to;
+    u32 to_bytes;
+    bool plain;  // it is no frame: the bytes are what they stand for
+    u32 number;  // for who asks what has been decoded
+};
+
+// A block whose streams are decoded.
+struct Section {
+    u32 literals, literal_bytes;  // where their streams begin in the frame, with a table if it has one; and the bytes
+    u32 count;  // of literals
+    u32 streams;  // 0: literals are bytes of the frame
+    u32 step;  // 0: all of them are one byte
+    u32 room;  // where decoded literals begin in the room
+    u32 sequences, end;  // where they begin in the frame, after the byte with the modes, and where the block ends
+    u32 sequence_count;
+    u32 entries;  // where they begin in the room
+    u32 decoded;  // bytes that the block decodes to
+    u32 offsets[3];  // that the next block may repeat
+    u32 huffman, huffman_bytes;  // the block's table of Huffman codes, or the one before that it repeats
+    u32 tables[KINDS], modes[KINDS], ends[KINDS];  // the sequences of the blocks whose tables it has
+    u32 own_modes;
+    u32 payload;  // where streams of literals begin behind the table
+    u32 bits;  // where the stream of sequences begins
+    Frame frame;
+    bool first, last;  // of the frame
+};
+
+// Tables for the streams of a block. An entry of FSE codes has the next state without its bits, their number (10), the
+// code (14), and the bits that follow it (20). An entry of Huffman codes has the symbol, and its bits (8).
+struct Tables {
+    u32 fse[KINDS][1 << MOST_LOG];
+    u16 huffman[1 << HUFFMAN_LOG];
+    short shares[KINDS][MOST_CODES];
+    u32 weight_table[1 << WEIGHTS_LOG];
+    short weight_shares[WEIGHTS + 1];
+    u8 weights[256];
+    u8 log[KINDS];
+    u8 huffman_log;
+};
+
+struct Shared {
+    u64 some[THREADS];  // sequences that are carried out
+    Section section[AT_ONCE];
+    Tables tables[AT_ONCE];
+    u32 base[KINDS][MOST_CODES];  // the lengths of codes
+    u8 bits[KINDS][MOST_CODES];  // and the bits that follow
+    // The frame whose blocks are found, if one is open, and the frame whose blocks are carried out.
+    Frame frame;
+    u32 at, huffman, huffman_bytes, definer[KINDS], definer_modes[KINDS], definer_end[KINDS];
+    bool open, first;
+    u32 made, offsets[3];
+    int sections;
+    bool complete, failed;  // there are no more frames; something is wrong
+};
+
+static_assert(sizeof(Shared) <= SHARED_BYTES, "a launch gives so much");
+
+// ---- Bits -------------------------------------------------------------------------------------------------------
+
+// A frame begins where 8 bytes can be read at once, and at least 16 bytes that may be anything follow it.
+struct Bytes {
+    const u64* words;
+    __device__ __forceinline__ u32 operator[](u32 at) const { return reinterpret_cast<const u8*>(words)[at]; }
+    // 8 bytes from anywhere, of which the lowest comes first.
+    __device__ __forceinline__ u64 from(u32 at) const {
+        const u32 shift = 8 * (at % 8);
+        const u64 low = words[at / 8], high = words[at / 8 + 1];
+        return shift ? low >> shift | high << (64 - shift) : low;
+    }
+};
+
+__device__ __forceinline__ u32 lowest(u64 x, u32 count) { return static_cast<u32>(x) & ((1u << count) - 1); }
+__device__ __forceinline__ u32 log2_floor(u32 x) { return 31 - __clz(static_cast<int>(x)); }
+
+// A stream that is read from its end: `left` bits are left, from the first bit of the byte `first` on.
+struct Backward {
+    Bytes bytes;
+    u32 first;
+    int left;
+
+    // The last byte has a 1 behind the last bit. Left are -1 bits where there is none.
+    __device__ __forceinline__ Backward(Bytes in, u32 start, u32 size) : bytes(in), first(start), left(-1) {
+        if (size && in[start + size - 1]) left = static_cast<int>(8 * (size - 1) + log2_floor(in[start + size - 1]));
+    }
+    // Up to 31 bits, above bit `low` of the stream. Bits before its beginning are 0.
+    __device__ __forceinline__ u32 bits(int low, u32 count) const {
+        if (low >= 0) return lowest(bytes.from(first + low / 8) >> (low % 8), count);
+        const int there = low + static_cast<int>(count);
+        return there > 0 ? lowest(bytes.from(first), there) << -low : 0;
+    }
+    __device__ __forceinline__ u32 take(u32 count) {
+        left -= static_cast<int>(count);
+        return bits(left, count);
+    }
+};
+
+// ---- Tables of FSE codes ------------------------------------------------------------------------------------------
+
+// The shares of codes, from the frame (4.1.1). The first byte behind them, or 0 where they are no shares.
+__device__ u32 read_shares(Bytes in, u32 at, u32 end, short* shares, int most, int most_log, u8& log) {
+    if (at >= end) return 0;
+    const u32 first = at;
+    u32 bit = 4;
+    log = in[at] % 16 + 5;
+    if (log > most_log) return 0;
+    int left = 1 << log, code = 0;
+    while (left > 0 && code < most) {
+        if (first + bit / 8 >= end) return 0;
+        const u32 count = log2_floor(left + 1) + 1;
+        const u32 half = (1u << (count - 1)) - 1, below = (1u << count) - 1 - (left + 1);
+        u32 found = lowest(in.from(first + bit / 8) >> (bit % 8), count);
+        bit += count;
+        if ((found & half) < below) {  // it is one bit shorter
+            found &= half;
+            --bit;
+        } else if (found > half) {
+            found -= below;
+        }
+        const int share = static_cast<int>(found) - 1;
+        left -= share < 0 ? 1 : share;
+        shares[code++] = static_cast<short>(share);
+        if (share) continue;
+        for (u32 more = 3; more == 3;) {  // how many codes after it have no share either
+            if (first + bit / 8 >= end) return 0;
+            more = lowest(in.from(first + bit / 8) >> (bit % 8), 2);
+            bit += 2;
+            if (code + static_cast<int>(more) > most) return 0;
+            for (u32 i = 0; i < more; ++i) shares[code++] = 0;
+        }
+    }
+    if (left) return 0;
+    while (code < most) shares[code++] = 0;
+    const u32 behind = first + (bit + 7) / 8;
+    return behind <= end ? behind : 0;
+}
+
+// The table of states, from the shares, which become what each code has had.
+__device__ void spread(u32* table, short* shares, int most, int log, const u8* bits) {
+    const u32 size = 1u << log, step = size / 2 + size / 8 + 3;
+    u32 high = size, at = 0;
+    for (int code = 0; code < most; ++code)
+        if (shares[code] < 0) table[--high] = code;
+    for (int code = 0; code < most; ++code) {
+        for (int i = 0; i < shares[code]; ++i) {
+            table[at] = code;
+            do at = (at + step) % size;
+            while (at >= high);
+        }
+        if (shares[code] < 0) shares[code] = 1;
+    }
+    for (u32 state = 0; state < size; ++state) {
+        const u32 code = table[state], had = static_cast<u32>(shares[code]++), count = log - log2_floor(had);
+        table[state] = ((had << count) - size) | count << 10 | code << 14 | (bits ? bits[code] : 0u) << 20;
+    }
+}
+__device__ __forceinline__ u32 next_of(u32 entry) { return entry % (1 << 10); }
+__device__ __forceinline__ u32 count_of(u32 entry) { return entry >> 10 & 15; }
+__device__ __forceinline__ u32 code_of(u32 entry) { return entry >> 14 & 63; }
+__device__ __forceinline__ u32 more_of(u32 entry) { return entry >> 20; }
+
+// The shares of the codes of a kind where a block has the usual ones, or describes them at `at`: the first byte behind,
+// or 0 where they are none. One code alone has a table of one state.
+__device__ u32 take_shares(Bytes in, u32 at, u32 end, u32 mode, int kind, short* shares, u8& log) {
+    if (mode == 2) return read_shares(in, at, end, shares, codes(kind), most_log(kind), log);
+    if (mode == 1) {
+        log = 0;
+        shares[0] = in[at];
+        return at < end && in[at] < codes(kind) ? at + 1 : 0;
+    }
+    log = kind == OFFSETS ? 5 : 6;
+    const char* const usual = kind == LITERALS ? USUAL_LITERALS : kind == OFFSETS ? USUAL_OFFSETS : USUAL_MATCHES;
+    const int count = kind == LITERALS  ? sizeof USUAL_LITERALS
+                      : kind == OFFSETS ? sizeof USUAL_OFFSETS
+                                        : sizeof USUAL_MATCHES;
+    for (int code = 0; code < codes(kind); ++code) shares[code] = code < count - 1 ? usual[code] - 1 : 0;
+    return at;
+}
+
+__device__ __forceinline__ u32 mode_of(u32 modes, int kind) { return modes >> (6 - 2 * kind) & 3; }
+
+// The shares of all codes of a block. False where they are none.
+__device__ bool take_all_shares(Bytes in, Section& x, Tables& t) {
+    const u32 modes = x.own_modes;
+    u32 at = x.sequences;
+    for (int kind = 0; kind < KINDS; ++kind)
+        if (mode_of(modes, kind) != 3 &&
+            !(at = take_shares(in, at, x.end, mode_of(modes, kind), kind, t.shares[kind], t.log[kind])))
+            return false;
+    x.bits = at;
+    for (int kind = 0; kind < KINDS; ++kind) {
+        if (mode_of(modes, kind) != 3) continue;
+        at = x.tables[kind];
+        for (int each = 0; each <= kind; ++each) {  // those before it have no meaning here
+            const u32 mode = mode_of(x.modes[kind], each);
+            if (mode == 3) continue;
+            at = take_shares(in, at, x.ends[kind], mode, each, t.shares[kind], t.log[kind]);
+            if (!at) return false;
+        }
+    }
+    return x.bits < x.end;
+}
+
+// ---- Tables of Huffman codes --------------------------------------------------------------------------------------
+
+// Weights of symbols (4.2.1), which say how many bits each has, and the table of them. The first byte behind the
+// weights, or 0 where they are none.
+__device__ u32 read_huffman(Bytes in, u32 at, u32 size, Tables& t) {
+    u32 count = 0, behind;
+    if (!size) return 0;
+    const u32 head = in[at++], end = at - 1 + size;
+    if (head < 128) {
+        behind = at + head;
+        u8 log;
+        if (behind > end) return 0;
+        const u32 first = read_shares(in, at, behind, t.weight_shares, WEIGHTS + 1, WEIGHTS_LOG, log);
+        if (!first) return 0;
+        spread(t.weight_table, t.weight_shares, WEIGHTS + 1, log, nullptr);
+        Backward stream(in, first, behind - first);
+        u32 state = stream.take(log), other = stream.take(log);
+        if (stream.left < 0) return 0;
+        for (;;) {
+            if (count > 253) return 0;
+            const u32 entry = t.weight_table[state];
+            t.weights[count++] = code_of(entry);
+            const u32 next = next_of(entry) + stream.take(count_of(entry));
+            state = other;
+            other = next;
+            if (stream.left >= 0) continue;
+            t.weights[count++] = code_of(t.weight_table[state]);
+            break;
+        }
+    } else {
+        count = head - 127;
+        behind = at + (count + 1) / 2;
+        if (behind > end) return 0;
+        for (u32 i = 0; i < count; ++i) t.weights[i] = i % 2 ? in[at + i / 2] % 16 : in[at + i / 2] / 16;
+    }
+    u32 total = 0, starts[WEIGHTS + 1] = {};
+    for (u32 i = 0; i < count; ++i) {
+        if (t.weights[i] > HUFFMAN_LOG) return 0;
+        total += (1u << t.weights[i]) / 2;
+        ++starts[t.weights[i]];
+    }
+    if (!total) return 0;
+    const u32 log = log2_floor(total) + 1, left = (1u << log) - total;
+    if (log > HUFFMAN_LOG || left != 1u << log2_floor(left)) return 0;
+    t.weights[count] = log2_floor(left) + 1;  // of the last symbol, which is not said
+    ++starts[t.weights[count++]];
+    t.huffman_log = log;
+    u32 start = 0;
+    for (u32 weight = 1; weight <= log; ++weight) {
+        const u32 symbols = starts[weight];
+        starts[weight] = start;
+        start += symbols << (weight - 1);
+    }
+    for (u32 symbol = 0; symbol < count; ++symbol) {
+        const u32 weight = t.weights[symbol];
+        if (!weight) continue;
+        const u32 stop = starts[weight] + (1u << (weight - 1));
+        for (; starts[weight] < stop; ++starts[weight]) t.huffman[starts[weight]] = symbol | (log + 1 - weight) << 8;
+    }
+    return behind;
+}
+
+// ---- Blocks -------------------------------------------------------------------------------------------------------
+
+// A sequence: literals and output of the block up to its end, and its offset: MOST_OFFSET at most, or one of the three
+// that were in use before the block, less a number.
+constexpr u32 UNKNOWN = 1 << 27, MOST_OFFSET = UNKNOWN - 1;
+__device__ __forceinline__ u64 sequence(u32 literals, u32 made, u32 offset) {
+    return literals | static_cast<u64>(made) << 18 | static_cast<u64>(offset) << 36;
+}
+__device__ __forceinline__ u32 literals_of(u64 entry) { return lowest(entry, 18); }
+__device__ __forceinline__ u32 made_of(u64 entry) { return lowest(entry >> 18, 18); }
+__device__ __forceinline__ u32 unknown(u32 which) { return UNKNOWN | which << 25; }
+// 0 where there is no such offset.
+__device__ __forceinline__ u32 known(u32 offset, const u32* before) {
+    if (offset < UNKNOWN) return offset;
+    const u32 was = before[offset >> 25 & 3], less = lowest(offset, 25);
+    return was > less ? was - less : 0;
+}
+
+// The header of the open frame (3.1.1.1). False where it is not one of `to_bytes` bytes that can be decoded here.
+__device__ bool begin(Bytes in, Shared& s) {
+    const Frame& frame = s.frame;
+    if (frame.bytes < 6 || static_cast<u32>(in.from(frame.at)) != 0xfd2fb528u) return false;
+    const u32 head = in[frame.at + 4], single = head >> 5 & 1, form = head >> 6;
+    if (head & 15) return false;  // a checksum, a dictionary, or what is reserved
+    u32 at = frame.at + 5 + !single;
+    const u32 sized = form ? 1u << form : single;
+    if (sized) {
+        const u64 found = in.from(at) & ~0ull >> (64 - 8 * sized);
+        if (found + (form == 1 ? 256 : 0) != frame.to_bytes) return false;
+    }
+    s.at = at + sized;
+    s.huffman_bytes = 0;
+    for (int kind = 0; kind < KINDS; ++kind) s.definer_end[kind] = 0;
+    return true;
+}
+
+// The literals of a block (3.1.1.3.1), and the bytes that they need in the room. MOST + 1 where they are none.
+__device__ u32 find_literals(Bytes in, u32 at, Shared& s, Section& x) {
+    const u32 head = in[at], form = head % 4, size = head >> 2 & 3;
+    const u64 found = in.from(at);
+    if (form < 2) {
+        const u32 bytes = size % 2 ? size / 2 + 2 : 1;
+        x.count = size % 2 ? lowest(found >> 4, 8 * bytes - 4) : head >> 3;
+        x.literals = at + bytes;
+        x.literal_bytes = form ? 1 : x.count;
+        x.step = !form;
+        x.streams = 0;
+        return x.literals + x.literal_bytes < x.end && x.count <= MOST ? 0 : MOST + 1;
+    }
+    const u32 bits = size < 2 ? 10 : size == 2 ? 14 : 18;
+    x.count = lowest(found >> 4, bits);
+    x.literals = at + (4 + 2 * bits) / 8;
+    x.literal_bytes = lowest(found >> (4 + bits), bits);
+    x.step = 1;
+    x.streams = size ? STREAMS : 1;
+    if (x.literals + x.literal_bytes >= x.end || x.count > MOST || !x.count) return MOST + 1;
+    if (form == 2) {
+        s.huffman = x.literals;
+        s.huffman_bytes = x.literal_bytes;
+    }
+    x.huffman = s.huffman;
+    x.huffman_bytes = s.huffman_bytes;
+    return s.huffman_bytes ? (x.count + 7) / 8 * 8 : MOST + 1;
+}
+
+// The sequences of a block behind its literals (3.1.1.3.2). False where they are none.
+__device__ bool find_sequences(Bytes in, Shared& s, Section& x) {
+    u32 at = x.literals + x.literal_bytes, count = in[at++];
+    x.sequences = x.sequence_count = 0;
+    if (!count) return at == x.end;
+    if (count == 255) {
+        count = in[at] + (in[at + 1] << 8) + 0x7f00;
+        at += 2;
+    } else if (count > 127) {
+        count = ((count - 128) << 8) + in[at++];
+    }
+    const u32 modes = in[at++];
+    if (at >= x.end || modes % 4 || !count || count > MOST_SEQUENCES) return false;
+    x.sequences = at;
+    x.sequence_count = count;
+    for (int kind = 0; kind < KINDS; ++kind) {
+        if (mode_of(modes, kind) != 3) {
+            s.definer[kind] = at;
+            s.definer_modes[kind] = modes;
+            s.definer_end[kind] = x.end;
+        }
+        x.tables[kind] = s.definer[kind];
+        x.modes[kind] = s.definer_modes[kind];
+        x.ends[kind] = s.definer_end[kind];
+        if (!x.ends[kind]) return false;
+    }
+    x.own_modes = modes;
+    return true;
+}
+
+// What comes next in a chunk.
+enum Next { FRAME, NOTHING, WRONG };
+
+// A block of the open frame, and the bytes that it needs in the room; MOST_NEEDED + 1 where it is none.
+constexpr u32 MOST_NEEDED = MOST + 8 * (MOST_SEQUENCES + 1);
+__device__ u32 find_block(Bytes in, Shared& s, Section& x) {
+    const u32 stop = s.frame.at + s.frame.bytes;
+    x.streams = x.sequence_count = 0;
+    x.step = 1;
+    if (s.frame.plain) {
+        x.literals = s.at;
+        x.literal_bytes = x.count = min(stop - s.at, MOST);
+        x.end = s.at + x.count;
+        x.last = x.end == stop;
+        return 8;
+    }
+    if (s.at + 3 > stop) return MOST_NEEDED + 1;
+    const u32 head = lowest(in.from(s.at), 24), form = head >> 1 & 3, bytes = head >> 3, first = s.at + 3;
+    const u32 stored = form == 1 ? 1 : bytes;
+    if (form == 3 || bytes > MOST || first + stored > stop) return MOST_NEEDED + 1;
+    x.end = first + stored;
+    x.last = head & 1;
+    if (form < 2) {
+        x.literals = first;
+        x.literal_bytes = stored;
+        x.count = bytes;
+        x.step = form == 0;
+        return 8;
+    }
+    const u32 needed = find_literals(in, first, s, x);
+    if (bytes < 2 || needed > MOST || !find_sequences(in, s, x)) return MOST_NEEDED + 1;
+    return needed + 8 * (x.sequence_count + 1);
+}
+
+// Finds the next blocks of a chunk, as many as there is room for. `next` opens the next frame. False where something is
+// wrong.
+template <class Open>
+__device__ bool find_sections(Bytes in, Shared& s, u64* room, u32 room_bytes, Open next) {
+    u32 used = 0;
+    for (s.sections = 0; s.sections < AT_ONCE; ++s.sections) {
+        if (!s.open) {
+            const Next found = next(s.frame);
+            s.complete = found == NOTHING;
+            if (found != FRAME) return s.complete;
+            s.at = s.frame.at;
+            if (!s.frame.plain && !begin(in, s)) return false;
+            s.open = s.first = true;
+        }
+        Section& x = s.section[s.sections];
+        const u32 needed = find_block(in, s, x);
+        if (needed > MOST_NEEDED) return false;
+        if (used + needed > room_bytes) return s.sections > 0;  // next time
+        x.entries = used / 8;
+        x.room = used + 8 * (x.sequence_count + 1);
+        used += needed;
+        x.frame = s.frame;
+        x.first = s.first;
+        s.at = x.end;
+        s.first = false;
+        s.open = !x.last;
+        if (x.last && x.end != s.frame.at + s.frame.bytes) return false;
+        if (x.sequence_count) continue;
+        room[x.entries] = sequence(x.count, x.count, 0);
+        x.decoded = x.count;
+        for (int i = 0; i < 3; ++i) x.offsets[i] = unknown(i);
+    }
+    return true;
+}
+
+// ---- Streams ------------------------------------------------------------------------------------------------------
+
+// One stream of literals (4.2.2). False where it is none.
+__device__ bool decode_literals(Bytes in, const Section& x, u32 stream, const Tables& t, u8* to) {
+    u32 first = x.payload, size = x.literals + x.literal_bytes - x.payload, count = x.count;
+    if (x.streams > 1) {
+        const u64 sizes = in.from(first);
+        const u32 each = (count + 3) / 4;
+        if (size < 6 || 3 * each > count) return false;
+        first += 6;
+        size -= 6;
+        for (u32 i = 0; i < stream; ++i) {
+            const u32 before = lowest(sizes >> (16 * i), 16);
+            if (before > size) return false;
+            first += before;
+            size -= before;
+        }
+        const u32 own = lowest(sizes >> (16 * stream % 64), 16);
+        if (stream < 3 && own > size) return false;
+        size = stream < 3 ? own : size;
+        to += stream * each;
+        count = stream < 3 ? each : count - 3 * each;
+    }
+    Backward bits(in, first, size);
+    const u32 log = t.huffman_log;
+    constexpr int AT_A_TIME = 5, WINDOW = AT_A_TIME * HUFFMAN_LOG;
+    u32 done = 0;
+    for (; bits.left >= WINDOW && done + AT_A_TIME <= count; done += AT_A_TIME) {
+        const int low = bits.left - WINDOW;
+        const u64 window = in.from(first + low / 8) >> (low % 8);
+        u32 from = WINDOW;
+#pragma unroll
+        for (int i = 0; i < AT_A_TIME; ++i) {
+            const u32 entry = t.huffman[lowest(window >> (from - log), log)];
+            from -= entry >> 8;
+            to[done + i] = entry;
+        }
+        bits.left -= WINDOW - from;
+    }
+    for (; done < count && bits.left > 0; ++done) {
+        const u32 entry = t.huffman[bits.bits(bits.left - static_cast<int>(log), log)];
+        bits.left -= static_cast<int>(entry >> 8);
+        to[done] = entry;
+    }
+    return done == count && bits.left == 0;
+}
+
+// The sequences of a block (3.1.1.3.2.1). False where they are none.
+__device__ bool decode_sequences(Bytes in, Section& x, const Tables& t, const Shared& s, u64* entries) {
+    Backward bits(in, x.bits, x.end - x.bits);
+    u32 state[KINDS], offsets[3] = {unknown(0), unknown(1), unknown(2)}, literals = 0, made = 0;
+    for (int kind = 0; kind < KINDS; ++kind) state[kind] = bits.take(t.log[kind]);
+    for (u32 i = 0; i < x.sequence_count; ++i) {
+        const u32 l = t.fse[LITERALS][state[LITERALS]], o = t.fse[OFFSETS][state[OFFSETS]],
+                  m = t.fse[MATCHES][state[MATCHES]];
+        if (bits.left < 0 || code_of(o) > 27) return false;
+        const u32 value = (1u << code_of(o)) + bits.take(code_of(o));
+        const u32 match = s.base[MATCHES][code_of(m)] + bits.take(more_of(m));
+        const u32 literal = s.base[LITERALS][code_of(l)] + bits.take(more_of(l));
+        if (i + 1 < x.sequence_count) {
+            state[LITERALS] = next_of(l) + bits.take(count_of(l));
+            state[MATCHES] = next_of(m) + bits.take(count_of(m));
+            state[OFFSETS] = next_of(o) + bits.take(count_of(o));
+        }
+        u32 offset = value - 3;
+        if (value > 3) {
+            offsets[2] = offsets[1];
+            offsets[1] = offsets[0];
+        } else {
+            const u32 which = value - 1 + (literal == 0);
+            // Less 1 of an unknown one is kept in its low bits, which count the other way.
+            offset = which == 0             ? offsets[0]
+                     : which == 1           ? offsets[1]
+                     : which == 2           ? offsets[2]
+                     : offsets[0] < UNKNOWN ? offsets[0] - 1
+                                            : offsets[0] + 1;
+            if (which > 1) offsets[2] = offsets[1];
+            if (which > 0) offsets[1] = offsets[0];
+        }
+        offsets[0] = offset;
+        literals += literal;
+        made += literal + match;
+        if (offset == 0 || (value > 3 && offset > MOST_OFFSET) || literals > x.count || made > MOST) return false;
+        entries[i] = sequence(literals, made, offset);
+    }
+    made += x.count - literals;
+    entries[x.sequence_count] = sequence(x.count, made, 0);
+    x.decoded = made;
+    for (int i = 0; i < 3; ++i) x.offsets[i] = offsets[i];
+    return bits.left == 0 && made <= MOST;
+}
+
+// ---- Output -------------------------------------------------------------------------------------------------------
+
+// Some sequences of a block, the first of which follows one that ends at `before`.
+struct Some {
+    const u64* entries;
+    int count;
+    u64 before;
+    const u8 *literals, *output;  // of the block
+    u32 step;  // from literal to literal
+    u32 made;  // bytes of the frame before the block
+    const u32* offsets;
+
+    // The first sequence that ends behind a byte.
+    __device__ __forceinline__ int holds(u32 at) const {
+        int first = 0;
+        for (int size = count; size > 1;) {
+            const int half = size / 2;
+            if (made_of(entries[first + half - 1]) <= at) first += half;
+            size -= half;
+        }
+        return first;
+    }
+
+    // Where a byte comes from, which the sequence `one` makes. Null where that is not in the frame.
+    __device__ __forceinline__ const u8* source(u32 at, int one) const {
+        for (;;) {
+            const u64 last = one ? entries[one - 1] : before;
+            const u32 first = made_of(last), literal = literals_of(entries[one]) - literals_of(last), in = at - first;
+            if (in < literal) return literals + (literals_of(last) + in) * step;
+            const u32 offset = known(static_cast<u32>(entries[one] >> 36), offsets), match = first + literal;
+            if (offset == 0 || offset > made + match) return nullptr;
+            const u32 back = (at - match) / offset;  // a match may repeat what it has just made
+            const int from = static_cast<int>(at) - static_cast<int>((back + 1) * offset);
+            if (from < static_cast<int>(made_of(before))) return output + from;
+            at = from;
+            one = holds(at);
+        }
+    }
+};
+
+// Carries out the sequences of a block. False, for some threads, where an offset leads out of the frame.
+__device__ bool carry_out(Bytes in, const Section& x, Shared& s, const u64* room, u8* output) {
+    const u32 entries = x.sequence_count + 1;
+    const u8* const literals =
+        x.streams ? reinterpret_cast<const u8*>(room) + x.room : reinterpret_cast<const u8*>(in.words) + x.literals;
+    bool right = true;
+    u64 before = 0;
+    for (u32 first = 0; first < entries; first += THREADS) {
+        const int count = min(entries - first, static_cast<u32>(THREADS));
+        if (threadIdx.x < count) s.some[threadIdx.x] = room[x.entries + first + threadIdx.x];
+        __syncthreads();
+        const Some some = {s.some, count, before, literals, output, x.step, s.made, s.offsets};
+        const u32 begin = made_of(before), end = made_of(s.some[count - 1]);
+        // Each thread makes the 8 bytes of a word.
+        const u32 shift = reinterpret_cast<u64>(output + begin) % 8;
+        for (u32 word = 8 * threadIdx.x; word < end - begin + shift; word += 8 * THREADS) {
+            const u32 start = begin + word - shift;  // wraps around where the word begins before the block
+            const u32 least = word < shift ? shift - word : 0, most = min(end - start, 8u);
+            int one = some.holds(start + least);
+            const u8* from[8];
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) {
+                from[i] = literals;
+                if (i < least || i >= most) continue;
+                while (made_of(s.some[one]) <= start + i) ++one;
+                const u8* const found = some.source(start + i, one);
+                right &= found != nullptr;
+                if (found) from[i] = found;
+            }
+            u64 made = 0;
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i)
+                if (i >= least && i < most) made |= static_cast<u64>(*from[i]) << (8 * i);
+            if (least == 0 && most == 8) {
+                *reinterpret_cast<u64*>(output + static_cast<int>(start)) = made;
+            } else {
+                for (u32 i = least; i < most; ++i) output[static_cast<int>(start + i)] = made >> (8 * i);
+            }
+        }
+        before = s.some[count - 1];
+        __syncthreads();
+    }
+    return right;
+}
+
+// ---- Chunks -------------------------------------------------------------------------------------------------------
+
+// Lengths of codes, and the bits that follow them. All threads call this before they decode.
+__device__ void make_codes(Shared& s) {
+    for (int i = threadIdx.x; i < KINDS * MOST_CODES; i += THREADS) {
+        const int kind = i / MOST_CODES, code = i % MOST_CODES, with = code - first_with_bits(kind);
+        const char* const bits = kind == LITERALS ? LITERALS_BITS : MATCHES_BITS;
+        const auto bits_of = [&](int which) { return which < 0 ? 0 : static_cast<int>(bits[which]); };
+        s.bits[kind][code] = code >= codes(kind) ? 0 : kind == OFFSETS ? code : bits_of(with);
+        u32 base = kind == MATCHES ? 3 + code : code;
+        for (int each = 0; each < with && kind != OFFSETS && code < codes(kind); ++each)
+            base += (1u << bits_of(each)) - 1;
+        s.base[kind][code] = base;
+    }
+}
+
+// Nobody may note a failure before all have seen whether there was one.
+__device__ bool failed(const Shared& s) {
+    __syncthreads();
+    const bool found = s.failed;
+    __syncthreads();
+    return found;
+}
+
+// Decodes the streams of the blocks that were found.
+__device__ void decode_streams(Bytes in, u64* room, Shared& s) {
+    const int t = threadIdx.x, table = t % WARP;
+    if (table < s.sections) {
+        Section& x = s.section[table];
+        if (t < WARP && x.streams) {
+            const u32 behind = read_huffman(in, x.huffman, x.huffman_bytes, s.tables[table]);
+            x.payload = x.huffman == x.literals ? behind : x.literals;
+            if (!behind) s.failed = true;
+        } else if (t / WARP == 1 && x.sequence_count && !take_all_shares(in, x, s.tables[table])) {
+            s.failed = true;
+        }
+    }
+    if (failed(s)) return;
+    for (int one = t; one < KINDS * s.sections; one += THREADS) {
+        const int kind = one % KINDS;
+        Tables& its = s.tables[one / KINDS];
+        if (!s.section[one / KINDS].sequence_count) continue;
+        if (its.log[kind]) {
+            spread(its.fse[kind], its.shares[kind], codes(kind), its.log[kind], s.bits[kind]);
+        } else {
+            const u32 code = its.shares[kind][0];
+            its.fse[kind][0] = code << 14 | s.bits[kind][code] << 20;
+        }
+    }
+    __syncthreads();
+    if (t < s.sections) {
+        Section& x = s.section[t];
+        if (x.sequence_count && !decode_sequences(in, x, s.tables[t], s, room + x.entries)) s.failed = true;
+    } else if (t >= 2 * WARP && t - 2 * WARP < STREAMS * s.sections) {
+        const u32 one = (t - 2 * WARP) / STREAMS, stream = (t - 2 * WARP) % STREAMS;
+        const Section& x = s.section[one];
+        u8* const to = reinterpret_cast<u8*>(room) + x.room;
+        if (stream < x.streams && !decode_literals(in, x, stream, s.tables[one], to)) s.failed = true;
+    }
+}
+
+// Decodes the frames of a chunk. `next` is called by one thread, and makes the next frame known: as of Next.
+// `finished` is called by all with the number of a frame that is decoded, and returns when all threads are done with
+// it. All threads return the same: false where something is wrong.
+template <class Open, class Finished>
+__device__ bool decode(Bytes in, u64* room, u32 room_bytes, Shared& s, Open next, Finished finished) {
+    if (threadIdx.x == 0) s.open = s.complete = s.failed = false;
+    for (;;) {
+        __syncthreads();
+        if (threadIdx.x == 0 && !find_sections(in, s, room, room_bytes, next)) s.failed = true;
+        if (failed(s)) return false;
+        decode_streams(in, room, s);
+        if (failed(s)) return false;
+        for (int one = 0; one < s.sections; ++one) {
+            const Section& x = s.section[one];
+            if (x.first) {
+                if (threadIdx.x == 0) {
+                    s.made = 0;
+                    for (int i = 0; i < 3; ++i) s.offsets[i] = i == 0 ? 1 : 4 * i;
+                }
+                __syncthreads();
+            }
+            const u32 made = s.made + x.decoded;
+            const bool fits = x.last ? made == x.frame.to_bytes : made <= x.frame.to_bytes;
+            if (!fits) return false;  // the same for all
+            if (!carry_out(in, x, s, room, x.frame.to + s.made)) s.failed = true;
+            if (failed(s)) return false;
+            if (threadIdx.x == 0) {
+                u32 offsets[3];
+                for (int i = 0; i < 3; ++i) offsets[i] = known(x.offsets[i], s.offsets);
+                for (int i = 0; i < 3; ++i) s.offsets[i] = offsets[i];
+                s.made = made;
+            }
+            if (x.last) finished(x.frame.number);
+            __syncthreads();
+        }
+        if (s.complete) return true;
+    }
+}
