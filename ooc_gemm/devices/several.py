@@ -97,7 +97,7 @@ class Several:
             weights=self._weights,
             linked=self._linked and arithmetic.block != np.int64,  # each looks at all of these: `Overflow`
             transforms=all(limits.transforms for limits in each),
-            decodes=False,
+            decodes=0,
             most_kept=0,  # parts of C are downloaded from several of them
         )
 

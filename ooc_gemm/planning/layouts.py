@@ -215,7 +215,7 @@ def _with_chunks(p: Problem, operands: str, size: int) -> Problem:
         rows, cols = sides if outer_is_rows else sides[::-1]
         traits = replace(s.traits, remote=False, latency=0.0)
         copy = replace(
-            s, chunk_rows=rows, chunk_cols=cols, whole=False, stored=None, encoded=False, traits=traits
+            s, chunk_rows=rows, chunk_cols=cols, whole=False, stored=None, encoded="", traits=traits
         )
         p = replace(p, a=copy) if operand == "a" else replace(p, b=copy)
         if p.symmetric:

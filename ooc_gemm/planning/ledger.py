@@ -21,11 +21,11 @@ STAGED_ALIGN = 512
 
 DECODED = 8
 """One in so many bytes of a device's memory may hold chunks that it decodes."""
-MOST_DECODED, LEAST_DECODED = 128, 16
-"""Most chunks that a device decodes at a time, and the fewest that pay: one takes as long as on a core."""
-DECODING_ROOM = 2560 << 10
-"""Bytes in which a device decodes one chunk, beside what is stored and what becomes of it: those of 16 blocks
-of zstd, of which each takes half a MiB at most."""
+MOST_DECODED = 128
+"""Most chunks that a device decodes at a time: the kernels take no more."""
+DECODING_ROOM = 3 * MiB
+"""Bytes in which a device decodes one chunk, beside what is stored and what becomes of it: 2 MiB for what is
+decoded of some blocks of zstd (half a MiB for one, at most), and 1 MiB for a block of blosc."""
 
 DECODING_PADDING = 32
 """Bytes that follow a stored chunk on a device: kernels read whole words."""
@@ -150,7 +150,8 @@ def staged_bytes(budget: Budget, readers: int, slot: int) -> int:
 def decoded_at_once(p: Problem, budget: Budget) -> int:
     """Return how many chunks a device may decode at a time; 0 where it decodes none."""
     each = sum(decoding_areas(p))
-    return min(MOST_DECODED, budget.device // DECODED // each) if each and budget.device else 0
+    most = min(MOST_DECODED, budget.decodes)
+    return min(most, budget.device // DECODED // each) if each and budget.device else 0
 
 
 def decoding_areas(p: Problem) -> tuple[int, int, int]:

@@ -128,6 +128,8 @@ class Budget:
     """Bytes that the process holds for each chunk of C until all of C is stored."""
     in_memory: bool = False
     """Whether all inputs are files in memory (`StoreTraits.asynchronous`)."""
+    decodes: int = 0
+    """Most chunks that the device decodes at a time (`Limits.decodes`)."""
     linked: bool = True
     """Whether devices can read each other's memory. Then the panels of op(B) are uploaded to one of them,
     from which the others take them."""

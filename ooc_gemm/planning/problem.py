@@ -70,8 +70,9 @@ class Matrix:
     held: int = 2
     """Memory, in chunks, that decoding or encoding a whole chunk takes in addition to its slot. It is more
     than 2 where zarr does it."""
-    encoded: bool = False
-    """Whether its chunks go to a device as they are stored, and are decoded there."""
+    encoded: str = ""
+    """What has compressed its chunks, where they go to a device as they are stored and are decoded there:
+    zstd or blosc."""
     decodes: Work = Work()
     """What the codecs take in addition to decode a chunk."""
     encodes: Work = Work()

@@ -73,6 +73,7 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
         workers=max(1, limits.workers),
         weights=limits.weights,
         linked=limits.linked,
+        decodes=limits.decodes,
         eighths=eighths,
         chunk=_chunk_bytes(request, limits.workers) if notes else 0,
         in_memory=read_in_background,

@@ -17,8 +17,8 @@ from ..engine.ports import Limits, Operation
 from ..engine.reduction import record_bytes, score_type
 from ..planning import layouts
 from ..planning.chunk_set import ChunkSet
-from ..planning.ledger import LEAST_DECODED, decoded_at_once
-from ..planning.machine import Budget
+from ..planning.ledger import decoded_at_once
+from ..planning.machine import Budget, Rates
 from ..planning.plan import Plan
 from ..planning.problem import Problem
 from ..planning.search import make_plan
@@ -209,34 +209,28 @@ class _Planner:
                 "give the name of another device"
             )
         budget = make_budget(settled, inputs, problem, chosen, limits)
+        # The host decodes what other processes read, and what it looks at.
+        here = isinstance(self.executor, Local) and not (settled.host_decodes or chosen.may_wrap)
         if self.observer and isinstance(self.executor, Local):
             rates, said = with_measured(settled, inputs, problem, chosen, self.executor.device, budget)
             if said:
                 self.observer.note(said)
         else:
             rates = known_rates(settled, inputs, problem, chosen, hardware)
-        sent = problem if limits.decodes and not self._decodes_here(chosen) else None
-        if sent is not None and (sent := _encoded(problem, inputs, budget)) != problem:
+        if here and limits.decodes and (sent := _sent(problem, inputs, budget, rates)):
             with suppress(BudgetError):
                 return _Planned(chosen, narrowed, _once(make_plan, sent, budget, rates))
         return _Planned(chosen, narrowed, _once(make_plan, problem, budget, rates))
 
-    def _decodes_here(self, chosen: Chosen) -> bool:
-        """Whether the host must decode all chunks: where it looks at their elements, where other processes
-        read them, and where the device could not."""
-        return self.request.host_decodes or chosen.may_wrap or not isinstance(self.executor, Local)
 
-
-def _encoded(problem: Problem, inputs: Inputs, budget: Budget) -> Problem:
-    """Return the problem with operands whose chunks the device decodes: those that have as many chunks as it
-    should decode at a time."""
-
-    def sent(one: Opened) -> bool:
-        return one.source.sends and math.prod(one.matrix.grid) >= LEAST_DECODED
-
-    a, b = (replace(s, encoded=sent(one)) for s, one in ((problem.a, inputs.a), (problem.b, inputs.b)))
+def _sent(problem: Problem, inputs: Inputs, budget: Budget, rates: Rates) -> Problem | None:
+    """Return the problem with operands whose chunks the device decodes, because it does so faster than the
+    host; None where there are none."""
+    a, b = (replace(s, encoded=one.source.sends) for s, one in ((problem.a, inputs.a), (problem.b, inputs.b)))
     found = replace(problem, a=a, b=b)
-    return found if decoded_at_once(found, budget) >= LEAST_DECODED else problem
+    chunks = max(math.prod(s.grid) for s in (a, b) if s.encoded) if a.encoded or b.encoded else 0
+    faster = min(chunks, decoded_at_once(found, budget)) * rates.unpack > rates.decode
+    return found if faster else None
 
 
 def _advised(plan: Plan) -> Plan:

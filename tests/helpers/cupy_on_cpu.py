@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import ClassVar
 
-import numcodecs.zstd
+import numcodecs
 import numpy as np
 import ozaki
 from ozaki_on_cpu import OzakiKernels
@@ -266,14 +266,18 @@ class Kernel(OzakiKernels):
         columns = np.where(np.isneginf(scores), -1, np.take_along_axis(columns, order, 1))
         old[...], old_columns[...] = scores, columns
 
-    def zstd(self, grid, frames, count, stored, to, rooms, room_bytes, failed):
-        for at, nbytes, place, wanted in np.frombuffer(frames, "u4").reshape(-1, 4)[:count].tolist():
+    def zstd(self, grid, *args):
+        self._decode(numcodecs.Zstd(), *args)
+
+    def blosc(self, grid, *args):
+        self._decode(numcodecs.Blosc(), *args)
+
+    def _decode(self, codec, chunks, count, stored, to, rooms, room_bytes, failed):
+        for at, nbytes, place, wanted in np.frombuffer(chunks, "u4").reshape(-1, 4)[:count].tolist():
             data = ctypes.string_at(stored + 16 * at, nbytes)
             out = np.frombuffer((ctypes.c_char * wanted).from_address(to + 16 * place), "u1")
             try:
-                assert nbytes > 5
-                assert not data[4] & 15
-                found = numcodecs.zstd.Zstd().decode(data)
+                found = codec.decode(data)
                 assert len(found) == wanted
                 out[:] = np.frombuffer(found, "u1")
             except (AssertionError, RuntimeError, ValueError):

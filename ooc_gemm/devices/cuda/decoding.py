@@ -1,4 +1,5 @@
-"""Chunks that come to a GPU as they are stored, and are decoded there (kernels/prepare/zstd.cu).
+"""Chunks that come to a GPU as they are stored, and are decoded there (kernels/prepare/zstd.cu
+and blosc.cu).
 
 slot ──copy──► stored │ stored │ …  ──all at once──► decoded │ decoded │ …  ──one by one──► panel
 
@@ -16,7 +17,14 @@ from ...cuda_kernels import driver, preparations
 from ...cuda_kernels.driver import TO_DEVICE, Event
 from ...cuda_kernels.launch import load
 from ...engine.ports import DECODE, UPLOAD, Array
-from ...planning.ledger import DECODING_PADDING, DECODING_ROOM, STAGED_ALIGN, decoded_at_once, decoding_areas
+from ...planning.ledger import (
+    DECODING_PADDING,
+    DECODING_ROOM,
+    MOST_DECODED,
+    STAGED_ALIGN,
+    decoded_at_once,
+    decoding_areas,
+)
 from ...planning.plan import Plan
 from ...planning.schedule import Piece
 from ...support.buffers import Bytes
@@ -24,10 +32,8 @@ from ...support.intervals import round_up
 from .gpu import GPU
 from .timing import Timing
 
-FRAMES = np.dtype([("at", np.uint32), ("nbytes", np.uint32), ("to", np.uint32), ("to_bytes", np.uint32)])
-"""Where a chunk lies in what is stored, and in what is decoded, in units of UNIT bytes, and how long both
-are: `Frame` of the kernel."""
-UNIT, MOST_FRAMES = 16, 128
+UNIT = 16
+"""Bytes in which kernels count where chunks begin."""
 _TO_HOST = 2
 
 
@@ -69,10 +75,14 @@ class Decoding:
         self._rooms = self._decoded + self._most * self._decoded_area
         self._found[0] = 0
         driver.fill(self._failed, 0, 4, stream)
-        self._config = preparations.zstd(device.shared_bytes)
-        self._kernel = load(self._config)[self._config.kernel]
+        names = {s.encoded for s in (p.a, p.b) if s.encoded}
+        configs = {name: preparations.decode(name, device.shared_bytes) for name in names}
+        self._kernels = {name: (config, load(config)[name]) for name, config in configs.items()}
         self._waiting: list[Decoded] = []
-        self._frames, self._used = np.zeros(MOST_FRAMES, FRAMES), 0
+        self._chunks = {name: list[tuple[int, int, int, int]]() for name in configs}
+        """Where chunks lie that are waiting, by what has compressed them: in what is stored and in what is
+        decoded, in units of UNIT bytes, and how long both are."""
+        self._used = 0
 
     def upload(self, data: Array, piece: Piece, buffer: int) -> Event:
         """Start to copy a chunk as it is stored, of which a piece goes to a panel. `data` may change once the
@@ -88,7 +98,7 @@ class Decoding:
             driver.copy(TO_DEVICE, at, size, data.ctypes.data, size, size, 1, stream.ptr)
             copied = self._timing.end(UPLOAD, start, stream, size, operand=piece.operand, chunk=piece.chunk)
             to = number * self._decoded_area
-            self._frames[number] = self._used // UNIT, size, to // UNIT, s.chunk_bytes
+            self._chunks[s.encoded].append((self._used // UNIT, size, to // UNIT, s.chunk_bytes))
             first = (row - i * s.chunk_rows) * s.chunk_cols + col - j * s.chunk_cols
             address = self._decoded + to + first * dtype.itemsize
             self._waiting.append(Decoded(piece, dtype, buffer, address, s.chunk_cols))
@@ -101,15 +111,23 @@ class Decoding:
             self._decode()
 
     def _decode(self) -> None:
-        count, stream = len(self._waiting), self._stream
-        if not count:
+        stream = self._stream
+        if not self._waiting:
             return
         start = self._timing.begin(stream)
-        args = (
-            np.void(self._frames.tobytes()), np.int32(count), np.uintp(self._stored), np.uintp(self._decoded),
-            np.uintp(self._rooms), np.uint32(DECODING_ROOM), np.uintp(self._failed),
+        memory = (
+            np.uintp(self._stored), np.uintp(self._decoded), np.uintp(self._rooms), np.uint32(DECODING_ROOM),
+            np.uintp(self._failed),
         )  # fmt: skip
-        self._kernel((count,), self._config.block, args, stream, self._config.shared_bytes)
+        for name, chunks in self._chunks.items():
+            if not chunks:
+                continue
+            config, kernel = self._kernels[name]
+            table = np.zeros((MOST_DECODED, 4), np.uint32)
+            table[: len(chunks)] = chunks
+            args = np.void(table.tobytes()), np.int32(len(chunks)), *memory
+            kernel((len(chunks),), config.block, args, stream, config.shared_bytes)
+            chunks.clear()
         self._device.runtime.memcpyAsync(self._found.ctypes.data, self._failed, 4, _TO_HOST, stream.ptr)
         for decoded in self._waiting:
             self._place(decoded)

@@ -67,7 +67,7 @@ class CUDA(GPU):
 
     def limits(self, arithmetic: Arithmetic, device_memory_limit: int | None) -> Limits:
         """Counts the context and cuBLAS. By default 90 % of free memory may be used."""
-        return limits(arithmetic, self.free, device_memory_limit)
+        return limits(arithmetic, self.free, device_memory_limit, self.multiprocessors)
 
     def rates(self, arithmetic: Arithmetic) -> Rates:
         """Derives default rates (not measured) from the number of multiprocessors and the clocks."""

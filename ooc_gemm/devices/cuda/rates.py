@@ -66,9 +66,11 @@ BANDWIDTH_REACHED = 0.5
 a tile are finished (H200, fp16x3: the time of 440 products of each element, measured)."""
 
 
-def limits(arithmetic: Arithmetic, free: int, device_memory_limit: int | None) -> Limits:
-    """Return the memory limits of a device that has `free` bytes left beside its context. By default a plan
-    may use SHARE_OF_FREE of them."""
+def limits(
+    arithmetic: Arithmetic, free: int, device_memory_limit: int | None, multiprocessors: int = 0
+) -> Limits:
+    """Return the limits of a device that has `free` bytes left beside its context. By default a plan may use
+    SHARE_OF_FREE of them."""
     allowed = device_memory_limit
     if allowed is None:
         allowed = CONTEXT_BYTES + int(SHARE_OF_FREE * free)
@@ -82,7 +84,7 @@ def limits(arithmetic: Arithmetic, free: int, device_memory_limit: int | None) -
         writers=WRITERS,
         transforms=True,
         narrows=True,
-        decodes=True,
+        decodes=multiprocessors,
         most_kept=MOST_KEPT,
     )
 

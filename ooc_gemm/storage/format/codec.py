@@ -21,6 +21,10 @@ from . import codec_memory, zstd
 from .documents import COMPRESSORS
 
 SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
+BLOSC_VERSION, BLOSC_ZSTD, BLOSC_NOT_COMPRESSED = 2, 4, 2
+"""What a device decodes has in its header: the version, the number of zstd, and not this flag."""
+BLOSC_LARGEST = 1 << 20
+"""The most bytes of a block of blosc that a device decodes."""
 INFLATED = 1 << 20
 """Bytes that are fed to zlib at a time, and most that come out at a time."""
 LZMA_BYTES = 128 << 20
@@ -50,6 +54,24 @@ class Compressor:
                 self.codec.decode(data, out=out)
         if found != len(out):
             raise ValueError(f"it decodes to {found} bytes instead of {len(out)}")
+
+    @property
+    def sends(self) -> bool:
+        """Whether a device can decode what this compressor makes (kernels/prepare/zstd.cu and blosc.cu)."""
+        return self.name == "zstd" or (self.name == "blosc" and self.codec.cname == "zstd")
+
+    def can_send(self, data: Bytes, size: int) -> bool:
+        """Whether a device can decode a chunk of `size` bytes, by its first bytes."""
+        if self.name == "zstd":
+            return zstd.is_plain(data)
+        if len(data) < 16:
+            return False
+        (version, _, flags, itemsize), numbers = data[:4].tolist(), data[4:16].view("<u4").tolist()
+        simple = version == BLOSC_VERSION and flags >> 5 == BLOSC_ZSTD and not flags & BLOSC_NOT_COMPRESSED
+        nbytes, block, stored = numbers
+        return bool(
+            simple and itemsize and nbytes == size and stored == len(data) and 0 < block <= BLOSC_LARGEST
+        )
 
     def encode(self, values: npt.NDArray[Any]) -> bytes:
         """Return a chunk as it is stored."""

@@ -16,7 +16,6 @@ from ...planning.schedule import Piece
 from ...support.buffers import PAGE, Bytes, scratch
 from ...support.errors import StoreError, remedy
 from ...support.intervals import overlaps
-from ..format import zstd
 from ..format.chunks import Chunks, Shards
 from ..format.codec import Compressor, longest
 from ..io import short
@@ -57,9 +56,11 @@ class CompressedSource(Source):
         self._room = min(max(matrix.stored or (0,)), self._most) + 2 * PAGE
 
     @property
-    def sends(self) -> bool:
-        """Whether `sending` returns a source that hands chunks on as they are stored, one at a time."""
-        return self.compressor.name == "zstd" and STACKED_BYTES < self.matrix.chunk_bytes <= LARGEST_SENT
+    def sends(self) -> str:
+        """Returns the name of the compressor, if a device can decode what it makes and a piece is one
+        chunk."""
+        size = STACKED_BYTES < self.matrix.chunk_bytes <= LARGEST_SENT
+        return self.compressor.name if size and self.compressor.sends else ""
 
     def sending(self) -> "Source":
         """Returns a source that hands chunks on."""
@@ -72,9 +73,9 @@ class CompressedSource(Source):
             data = self._chunks.encoded(*piece.chunk, self._most, self._room, slot)
         except Exception:
             return None
-        if data is None or not zstd.is_plain(data) or not np.may_share_memory(data, slot):
+        if data is None or not np.may_share_memory(data, slot):
             return None
-        return data
+        return data if self.compressor.can_send(data, self.matrix.chunk_bytes) else None
 
     def cancel(self) -> None:
         """Wakes all threads that wait for a chunk."""
@@ -163,7 +164,7 @@ class EncodedSource(Source):
     """Hands chunks of another source on as they are stored, for a device that decodes them."""
 
     def __init__(self, source: CompressedSource):
-        super().__init__(source.name, source.dtype, replace(source.matrix, encoded=True))
+        super().__init__(source.name, source.dtype, replace(source.matrix, encoded=source.sends))
         self.codec, self._source = source.codec, source
 
     def cancel(self) -> None:

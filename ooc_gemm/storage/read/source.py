@@ -49,9 +49,10 @@ class Source:
         return self
 
     @property
-    def sends(self) -> bool:
-        """Whether `sending` returns a source that hands chunks on as they are stored."""
-        return False
+    def sends(self) -> str:
+        """What has compressed the chunks that `sending` hands on (`Matrix.encoded`); empty where it does
+        not."""
+        return ""
 
     def sending(self) -> "Source":
         """Return a source of the same array that hands chunks on as they are stored, in one dimension, to a
