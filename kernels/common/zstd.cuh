@@ -23,19 +23,21 @@ using u8 = unsigned char;
 using u16 = unsigned short;
 
 constexpr int AT_ONCE = BLOCKS;
-constexpr int THREADS = 256;
+constexpr int THREADS = 512;
 constexpr int WARP = 32;
 constexpr int STREAMS = 4;  // of literals, at most
-static_assert(AT_ONCE <= WARP && STREAMS * AT_ONCE <= THREADS - 2 * WARP, "each stream has a thread");
+static_assert(AT_ONCE <= WARP && STREAMS * AT_ONCE <= THREADS, "each stream has a thread");
+constexpr u32 WINDOW = 8 * THREADS;  // bytes of the output that are made at a time
+constexpr int SOME = WINDOW / 3 + 3;  // sequences that may make a part of them: each makes 3 bytes and more
 
 constexpr u32 MOST = 128 << 10;  // bytes that a block decodes to
 constexpr u32 MOST_SEQUENCES = MOST / 3 + 1;
 
 // Lengths of literals, offsets, and lengths of matches: the number of codes, and the most bits of a state.
 enum Kind { LITERALS, OFFSETS, MATCHES, KINDS };
-constexpr int MOST_CODES = 53, MOST_LOG = 9;
+constexpr int MOST_CODES = 53, MOST_LOG = 9, OFFSETS_LOG = 8;
 __device__ constexpr int codes(int kind) { return kind == LITERALS ? 36 : kind == OFFSETS ? 32 : MOST_CODES; }
-__device__ constexpr int most_log(int kind) { return kind == OFFSETS ? 8 : MOST_LOG; }
+__device__ constexpr int most_log(int kind) { return kind == OFFSETS ? OFFSETS_LOG : MOST_LOG; }
 constexpr int HUFFMAN_LOG = 11, WEIGHTS_LOG = 6, WEIGHTS = 12;
 
 // Shares of codes where a block does not say them (3.1.1.3.2.2), plus 1: a string has no negative numbers.
@@ -88,21 +90,31 @@ struct Section {
     bool first, last;  // of the frame
 };
 
-// Tables for the streams of a block. An entry of FSE codes has the next state without its bits, their number (10), the
-// code (14), and the bits that follow it (20). An entry of Huffman codes has the symbol, and its bits (8).
-struct Tables {
-    u32 fse[KINDS][1 << MOST_LOG];
-    u16 huffman[1 << HUFFMAN_LOG];
-    short shares[KINDS][MOST_CODES];
+// An entry has a symbol, and its bits (8).
+struct Huffman {
+    u16 table[1 << HUFFMAN_LOG];
     u32 weight_table[1 << WEIGHTS_LOG];
-    short weight_shares[WEIGHTS + 1];
     u8 weights[256];
+};
+
+// Tables for the streams of a block: first for literals, then for sequences. An entry of FSE codes has the next state
+// without its bits, their number (10), the code (14), and the bits that follow it (20).
+struct Tables {
+    union {
+        Huffman huffman;
+        u32 fse[(2 << MOST_LOG) + (1 << OFFSETS_LOG)];
+    };
+    short shares[KINDS][MOST_CODES];
+    short weight_shares[WEIGHTS + 1];
     u8 log[KINDS];
     u8 huffman_log;
+    __device__ __forceinline__ u32* states(int kind) {
+        return fse + (kind == LITERALS ? 0 : kind == MATCHES ? 1 << MOST_LOG : 2 << MOST_LOG);
+    }
 };
 
 struct Shared {
-    u64 some[THREADS];  // sequences that are carried out
+    u64 some[SOME];  // sequences that are carried out
     Section section[AT_ONCE];
     Tables tables[AT_ONCE];
     u32 base[KINDS][MOST_CODES];  // the lengths of codes
@@ -277,38 +289,38 @@ __device__ u32 read_huffman(Bytes in, u32 at, u32 size, Tables& t) {
         if (behind > end) return 0;
         const u32 first = read_shares(in, at, behind, t.weight_shares, WEIGHTS + 1, WEIGHTS_LOG, log);
         if (!first) return 0;
-        spread(t.weight_table, t.weight_shares, WEIGHTS + 1, log, nullptr);
+        spread(t.huffman.weight_table, t.weight_shares, WEIGHTS + 1, log, nullptr);
         Backward stream(in, first, behind - first);
         u32 state = stream.take(log), other = stream.take(log);
         if (stream.left < 0) return 0;
         for (;;) {
             if (count > 253) return 0;
-            const u32 entry = t.weight_table[state];
-            t.weights[count++] = code_of(entry);
+            const u32 entry = t.huffman.weight_table[state];
+            t.huffman.weights[count++] = code_of(entry);
             const u32 next = next_of(entry) + stream.take(count_of(entry));
             state = other;
             other = next;
             if (stream.left >= 0) continue;
-            t.weights[count++] = code_of(t.weight_table[state]);
+            t.huffman.weights[count++] = code_of(t.huffman.weight_table[state]);
             break;
         }
     } else {
         count = head - 127;
         behind = at + (count + 1) / 2;
         if (behind > end) return 0;
-        for (u32 i = 0; i < count; ++i) t.weights[i] = i % 2 ? in[at + i / 2] % 16 : in[at + i / 2] / 16;
+        for (u32 i = 0; i < count; ++i) t.huffman.weights[i] = i % 2 ? in[at + i / 2] % 16 : in[at + i / 2] / 16;
     }
     u32 total = 0, starts[WEIGHTS + 1] = {};
     for (u32 i = 0; i < count; ++i) {
-        if (t.weights[i] > HUFFMAN_LOG) return 0;
-        total += (1u << t.weights[i]) / 2;
-        ++starts[t.weights[i]];
+        if (t.huffman.weights[i] > HUFFMAN_LOG) return 0;
+        total += (1u << t.huffman.weights[i]) / 2;
+        ++starts[t.huffman.weights[i]];
     }
     if (!total) return 0;
     const u32 log = log2_floor(total) + 1, left = (1u << log) - total;
     if (log > HUFFMAN_LOG || left != 1u << log2_floor(left)) return 0;
-    t.weights[count] = log2_floor(left) + 1;  // of the last symbol, which is not said
-    ++starts[t.weights[count++]];
+    t.huffman.weights[count] = log2_floor(left) + 1;  // of the last symbol, which is not said
+    ++starts[t.huffman.weights[count++]];
     t.huffman_log = log;
     u32 start = 0;
     for (u32 weight = 1; weight <= log; ++weight) {
@@ -317,10 +329,11 @@ __device__ u32 read_huffman(Bytes in, u32 at, u32 size, Tables& t) {
         start += symbols << (weight - 1);
     }
     for (u32 symbol = 0; symbol < count; ++symbol) {
-        const u32 weight = t.weights[symbol];
+        const u32 weight = t.huffman.weights[symbol];
         if (!weight) continue;
         const u32 stop = starts[weight] + (1u << (weight - 1));
-        for (; starts[weight] < stop; ++starts[weight]) t.huffman[starts[weight]] = symbol | (log + 1 - weight) << 8;
+        for (; starts[weight] < stop; ++starts[weight])
+            t.huffman.table[starts[weight]] = symbol | (log + 1 - weight) << 8;
     }
     return behind;
 }
@@ -522,14 +535,14 @@ __device__ bool decode_literals(Bytes in, const Section& x, u32 stream, const Ta
         u32 from = WINDOW;
 #pragma unroll
         for (int i = 0; i < AT_A_TIME; ++i) {
-            const u32 entry = t.huffman[lowest(window >> (from - log), log)];
+            const u32 entry = t.huffman.table[lowest(window >> (from - log), log)];
             from -= entry >> 8;
             to[done + i] = entry;
         }
         bits.left -= WINDOW - from;
     }
     for (; done < count && bits.left > 0; ++done) {
-        const u32 entry = t.huffman[bits.bits(bits.left - static_cast<int>(log), log)];
+        const u32 entry = t.huffman.table[bits.bits(bits.left - static_cast<int>(log), log)];
         bits.left -= static_cast<int>(entry >> 8);
         to[done] = entry;
     }
@@ -537,22 +550,35 @@ __device__ bool decode_literals(Bytes in, const Section& x, u32 stream, const Ta
 }
 
 // The sequences of a block (3.1.1.3.2.1). False where they are none.
-__device__ bool decode_sequences(Bytes in, Section& x, const Tables& t, const Shared& s, u64* entries) {
+__device__ bool decode_sequences(Bytes in, Section& x, Tables& t, const Shared& s, u64* entries) {
+    const u32 *const literal_states = t.states(LITERALS), *const offset_states = t.states(OFFSETS),
+                     *const match_states = t.states(MATCHES);
     Backward bits(in, x.bits, x.end - x.bits);
-    u32 state[KINDS], offsets[3] = {unknown(0), unknown(1), unknown(2)}, literals = 0, made = 0;
-    for (int kind = 0; kind < KINDS; ++kind) state[kind] = bits.take(t.log[kind]);
+    u32 offsets[3] = {unknown(0), unknown(1), unknown(2)}, literals = 0, made = 0;
+    u32 l_state = bits.take(t.log[LITERALS]), o_state = bits.take(t.log[OFFSETS]), m_state = bits.take(t.log[MATCHES]);
+    if (bits.left < 0) return false;
     for (u32 i = 0; i < x.sequence_count; ++i) {
-        const u32 l = t.fse[LITERALS][state[LITERALS]], o = t.fse[OFFSETS][state[OFFSETS]],
-                  m = t.fse[MATCHES][state[MATCHES]];
-        if (bits.left < 0 || code_of(o) > 27) return false;
-        const u32 value = (1u << code_of(o)) + bits.take(code_of(o));
-        const u32 match = s.base[MATCHES][code_of(m)] + bits.take(more_of(m));
-        const u32 literal = s.base[LITERALS][code_of(l)] + bits.take(more_of(l));
-        if (i + 1 < x.sequence_count) {
-            state[LITERALS] = next_of(l) + bits.take(count_of(l));
-            state[MATCHES] = next_of(m) + bits.take(count_of(m));
-            state[OFFSETS] = next_of(o) + bits.take(count_of(o));
-        }
+        const u32 l = literal_states[l_state], o = offset_states[o_state], m = match_states[m_state];
+        const bool more = i + 1 < x.sequence_count;  // the last one has no states behind it
+        const u32 l_count = more ? count_of(l) : 0, o_count = more ? count_of(o) : 0, m_count = more ? count_of(m) : 0;
+        const u32 states = l_count + m_count + o_count, lengths = more_of(l) + more_of(m), o_more = more_of(o);
+        bits.left -= static_cast<int>(states + lengths + o_more);
+        if (bits.left < 0 || o_more > 27) return false;
+        // From the highest bits on: those of the offset, of the match and of the literals; then those of the states of
+        // literals, matches and offsets. Together they may be more than the 57 that are surely in 8 bytes.
+        const u64 low = in.from(bits.first + bits.left / 8) >> (bits.left % 8);
+        const int above = bits.left + static_cast<int>(states);
+        const u64 high =
+            states + lengths + o_more > 56 ? in.from(bits.first + above / 8) >> (above % 8) : low >> states;
+        u32 behind = static_cast<u32>(low);  // at most 26 bits
+        o_state = next_of(o) + lowest(behind, o_count);
+        behind >>= o_count;
+        m_state = next_of(m) + lowest(behind, m_count);
+        l_state = next_of(l) + lowest(behind >> m_count, l_count);
+        const u32 literal = s.base[LITERALS][code_of(l)] + lowest(high, more_of(l));
+        const u32 match = s.base[MATCHES][code_of(m)] + lowest(high >> more_of(l), more_of(m));
+        u32 value = (1u << o_more) + lowest(high >> lengths, o_more);
+        if (lengths + o_more > 56) value = (1u << o_more) + bits.bits(above + static_cast<int>(lengths), o_more);
         u32 offset = value - 3;
         if (value > 3) {
             offsets[2] = offsets[1];
@@ -560,11 +586,10 @@ __device__ bool decode_sequences(Bytes in, Section& x, const Tables& t, const Sh
         } else {
             const u32 which = value - 1 + (literal == 0);
             // Less 1 of an unknown one is kept in its low bits, which count the other way.
-            offset = which == 0             ? offsets[0]
-                     : which == 1           ? offsets[1]
-                     : which == 2           ? offsets[2]
-                     : offsets[0] < UNKNOWN ? offsets[0] - 1
-                                            : offsets[0] + 1;
+            offset = which == 0   ? offsets[0]
+                     : which == 1 ? offsets[1]
+                     : which == 2 ? offsets[2]
+                                  : offsets[0] + (offsets[0] < UNKNOWN ? -1 : 1);
             if (which > 1) offsets[2] = offsets[1];
             if (which > 0) offsets[1] = offsets[0];
         }
@@ -583,24 +608,22 @@ __device__ bool decode_sequences(Bytes in, Section& x, const Tables& t, const Sh
 
 // ---- Output -------------------------------------------------------------------------------------------------------
 
-// Some sequences of a block, the first of which follows one that ends at `before`.
+// Sequences that make a part of the output of a block. The first of them follows one that ends at `before`.
 struct Some {
-    const u64* entries;
-    int count;
+    const u64* entries;  // behind the last sequence, all end behind any byte
     u64 before;
     const u8 *literals, *output;  // of the block
     u32 step;  // from literal to literal
     u32 made;  // bytes of the frame before the block
+    u32 begin;  // where the part begins
     const u32* offsets;
 
     // The first sequence that ends behind a byte.
     __device__ __forceinline__ int holds(u32 at) const {
         int first = 0;
-        for (int size = count; size > 1;) {
-            const int half = size / 2;
-            if (made_of(entries[first + half - 1]) <= at) first += half;
-            size -= half;
-        }
+#pragma unroll
+        for (int size = SOME; size > 1; size -= size / 2)
+            if (made_of(entries[first + size / 2 - 1]) <= at) first += size / 2;
         return first;
     }
 
@@ -612,9 +635,10 @@ struct Some {
             if (in < literal) return literals + (literals_of(last) + in) * step;
             const u32 offset = known(static_cast<u32>(entries[one] >> 36), offsets), match = first + literal;
             if (offset == 0 || offset > made + match) return nullptr;
-            const u32 back = (at - match) / offset;  // a match may repeat what it has just made
-            const int from = static_cast<int>(at) - static_cast<int>((back + 1) * offset);
-            if (from < static_cast<int>(made_of(before))) return output + from;
+            // A match may repeat what it has just made.
+            const u32 back = at - match < offset ? offset : ((at - match) / offset + 1) * offset;
+            const int from = static_cast<int>(at) - static_cast<int>(back);
+            if (from < static_cast<int>(begin)) return output + from;
             at = from;
             one = holds(at);
         }
@@ -628,15 +652,15 @@ __device__ bool carry_out(Bytes in, const Section& x, Shared& s, const u64* room
         x.streams ? reinterpret_cast<const u8*>(room) + x.room : reinterpret_cast<const u8*>(in.words) + x.literals;
     bool right = true;
     u64 before = 0;
-    for (u32 first = 0; first < entries; first += THREADS) {
-        const int count = min(entries - first, static_cast<u32>(THREADS));
-        if (threadIdx.x < count) s.some[threadIdx.x] = room[x.entries + first + threadIdx.x];
+    for (u32 begin = 0, first = 0; begin < x.decoded;) {
+        for (int i = threadIdx.x; i < SOME; i += THREADS)
+            s.some[i] = first + i < entries ? room[x.entries + first + i] : ~0ull;
         __syncthreads();
-        const Some some = {s.some, count, before, literals, output, x.step, s.made, s.offsets};
-        const u32 begin = made_of(before), end = made_of(s.some[count - 1]);
         // Each thread makes the 8 bytes of a word.
-        const u32 shift = reinterpret_cast<u64>(output + begin) % 8;
-        for (u32 word = 8 * threadIdx.x; word < end - begin + shift; word += 8 * THREADS) {
+        const u32 shift = reinterpret_cast<u64>(output + begin) % 8, end = min(begin + WINDOW - shift, x.decoded);
+        const Some some = {s.some, before, literals, output, x.step, s.made, begin, s.offsets};
+        const u32 word = 8 * threadIdx.x;
+        if (word < end - begin + shift) {
             const u32 start = begin + word - shift;  // wraps around where the word begins before the block
             const u32 least = word < shift ? shift - word : 0, most = min(end - start, 8u);
             int one = some.holds(start + least);
@@ -660,7 +684,10 @@ __device__ bool carry_out(Bytes in, const Section& x, Shared& s, const u64* room
                 for (u32 i = least; i < most; ++i) output[static_cast<int>(start + i)] = made >> (8 * i);
             }
         }
-        before = s.some[count - 1];
+        const int done = some.holds(end);
+        before = done ? s.some[done - 1] : before;
+        first += done;
+        begin = end;
         __syncthreads();
     }
     return right;
@@ -704,26 +731,28 @@ __device__ void decode_streams(Bytes in, u64* room, Shared& s) {
         }
     }
     if (failed(s)) return;
-    for (int one = t; one < KINDS * s.sections; one += THREADS) {
-        const int kind = one % KINDS;
-        Tables& its = s.tables[one / KINDS];
-        if (!s.section[one / KINDS].sequence_count) continue;
+    if (t < STREAMS * s.sections) {
+        const u32 one = t / STREAMS, stream = t % STREAMS;
+        const Section& x = s.section[one];
+        u8* const to = reinterpret_cast<u8*>(room) + x.room;
+        if (stream < x.streams && !decode_literals(in, x, stream, s.tables[one], to)) s.failed = true;
+    }
+    if (failed(s)) return;
+    if (t < KINDS * s.sections && s.section[t / KINDS].sequence_count) {
+        const int kind = t % KINDS;
+        Tables& its = s.tables[t / KINDS];
+        u32* const states = its.states(kind);
         if (its.log[kind]) {
-            spread(its.fse[kind], its.shares[kind], codes(kind), its.log[kind], s.bits[kind]);
+            spread(states, its.shares[kind], codes(kind), its.log[kind], s.bits[kind]);
         } else {
             const u32 code = its.shares[kind][0];
-            its.fse[kind][0] = code << 14 | s.bits[kind][code] << 20;
+            states[0] = code << 14 | s.bits[kind][code] << 20;
         }
     }
     __syncthreads();
     if (t < s.sections) {
         Section& x = s.section[t];
         if (x.sequence_count && !decode_sequences(in, x, s.tables[t], s, room + x.entries)) s.failed = true;
-    } else if (t >= 2 * WARP && t - 2 * WARP < STREAMS * s.sections) {
-        const u32 one = (t - 2 * WARP) / STREAMS, stream = (t - 2 * WARP) % STREAMS;
-        const Section& x = s.section[one];
-        u8* const to = reinterpret_cast<u8*>(room) + x.room;
-        if (stream < x.streams && !decode_literals(in, x, stream, s.tables[one], to)) s.failed = true;
     }
 }
 

@@ -36,7 +36,7 @@ struct Container {
         blocks = block ? (to_bytes + block - 1) / block : 0;
         const bool sized = static_cast<u32>(in.from(4)) == to_bytes && static_cast<u32>(in.from(12)) == bytes;
         const bool simple = flags >> 5 == ZSTD && !(flags & NOT_COMPRESSED);
-        return sized && simple && size && block && block <= MOST_BLOCK && blocks <= (bytes - 16) / 4;
+        return sized && simple && size && block && block <= min(to_bytes, MOST_BLOCK) && blocks <= (bytes - 16) / 4;
     }
     __device__ u32 bytes_of(u32 which) const { return which + 1 < blocks ? block : to_bytes - which * block; }
     __device__ bool shuffled() const {

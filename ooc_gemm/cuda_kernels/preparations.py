@@ -18,11 +18,11 @@ def survey(k_inner: bool) -> Config:
 
 def decode(compressor: str, shared_bytes: int) -> Config:
     """Return the configuration of zstd.cu or blosc.cu. `shared_bytes`: the most shared memory of a thread
-    block. As many blocks of zstd are decoded at a time as there is room for tables in it, up to 16."""
-    at_once = max(1, min(16, (shared_bytes - 4096) // 12288))
-    shared = 12288 * at_once + 4096
+    block. As many blocks of zstd are decoded at a time as there is room for tables in it, up to 32."""
+    at_once = max(1, min(32, (shared_bytes - (12 << 10)) // 5888))
+    shared = 5888 * at_once + (12 << 10)
     macros = ("BLOCKS", at_once), ("SHARED_BYTES", shared)
-    return Config(compressor, "uint8", 1, 1, (256, 1), macros, shared)
+    return Config(compressor, "uint8", 1, 1, (512, 1), macros, shared)
 
 
 def sum_slices(dtype: str, part: str = "") -> Config:

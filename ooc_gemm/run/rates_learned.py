@@ -70,7 +70,8 @@ def learn_decoding(device: Device, inputs: Iterable[Opened], plan: Plan, watch: 
     sentence about what is remembered; "" where nothing is.
     """
     rates, found = plan.used_rates, list(inputs)
-    if plan.budget.device is None or rates.shared or plan.problem.reads_c or len(plan.budget.weights) > 1:
+    p, several = plan.problem, len(plan.budget.weights) > 1
+    if plan.budget.device is None or rates.shared or several or p.reads_c or p.a.encoded or p.b.encoded:
         return ""
     kinds = {(opened.source.codec, opened.place and file_system(opened.place)) for opened in found}
     ((codec, system), *others) = kinds

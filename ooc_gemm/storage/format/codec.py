@@ -69,9 +69,8 @@ class Compressor:
         (version, _, flags, itemsize), numbers = data[:4].tolist(), data[4:16].view("<u4").tolist()
         simple = version == BLOSC_VERSION and flags >> 5 == BLOSC_ZSTD and not flags & BLOSC_NOT_COMPRESSED
         nbytes, block, stored = numbers
-        return bool(
-            simple and itemsize and nbytes == size and stored == len(data) and 0 < block <= BLOSC_LARGEST
-        )
+        fits = 0 < block <= min(size, BLOSC_LARGEST)
+        return bool(simple and itemsize and nbytes == size and stored == len(data) and fits)
 
     def encode(self, values: npt.NDArray[Any]) -> bytes:
         """Return a chunk as it is stored."""
