@@ -38,8 +38,9 @@ class Rates:
     """Panel depth at which a multiplication takes twice its time: it reads and writes C once."""
     decode: float = math.inf
     """Decoded bytes per second of all readers, for chunks that must be decoded."""
-    unpack: float = 500e6
-    """Decoded bytes per second of one chunk that a device decodes. Others are decoded at the same time."""
+    unpack: float = 0.0
+    """Decoded bytes per second of one chunk that a device decodes, beside others; 0 where that is not
+    known."""
     touch: float = 6e9
     """Bytes a second at which fresh host memory can be had (and made ready for copies to the device). The
     system clears each page first."""

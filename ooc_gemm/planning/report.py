@@ -90,6 +90,8 @@ def _traffic_rows(found: Numbers, p: Problem) -> list[Row]:
     cache = f"{size} of host memory keeps what is used again soonest; blocks go by {order}"
     guessed = ", an estimate: it is not known how much is read of each chunk" if p.estimated else ""
     rows = [("read", f"{mib(found['bytes_read'])} (the {hold} {mib(p.input_bytes)}){guessed}")]
+    sent = " and ".join(name for name, s in (("A", p.a), ("B", p.b)) if s.encoded)
+    rows += [("decoding", f"chunks of {sent} are decoded on the device")] if sent else []
     rows += [("cache", cache)] if cached else []
     written = mib(found["bytes_written"])
     if p.row_bytes and not found["bytes_written"]:

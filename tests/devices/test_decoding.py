@@ -12,6 +12,7 @@ from faults import with_blocks
 
 import ooc_gemm
 from ooc_gemm import StoreError
+from ooc_gemm.devices.cuda import rates
 from ooc_gemm.planning import ledger
 from ooc_gemm.storage.read import compressed
 
@@ -29,6 +30,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(compressed, "STACKED_BYTES", 1000)
     monkeypatch.setattr(ledger, "DECODING_ROOM", 1 << 16)
     cupy_on_cpu.install(monkeypatch)
+    monkeypatch.setattr(rates, "UNPACK", 1e9)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -69,6 +71,8 @@ def test_products_of_what_the_device_decodes(dtype, ops, codec):
     assert found.plan.problem.b.encoded
     assert found.bytes_uploaded == found.plan.bytes_uploaded < x.nbytes + y.nbytes
     assert found.bytes_read == found.plan.bytes_read == found.bytes_uploaded
+    assert "decoding" in found.plan.device_ledger
+    assert "chunks of A and B are decoded on the device" in " ".join(str(found.plan).split())
 
 
 @pytest.mark.parametrize("codecs", [(ZSTD, None), (None, ZSTD), (ZSTD, LZ4)])

@@ -112,11 +112,11 @@ def test_pieces_that_the_device_converts(memory, monkeypatch, what, devices, fai
     placed, free = [], set()
     real_place, real_session = Uploads._place_piece, CUDASession.free_panels
 
-    def place(self, piece, kind, shape, at, buffer):
+    def place(self, piece, kind, shape, at, *more):
         assert at % 512 == 0
         if at != self._staging.first:
             placed.append(piece.operand)
-        real_place(self, piece, kind, shape, at, buffer)
+        real_place(self, piece, kind, shape, at, *more)
 
     def free_panels(self):
         if staging := self._uploads._staging:

@@ -59,6 +59,9 @@ _BY_KERNEL = {
 int8 and mma-int8 it is a multiple of the rate of other integers, because cuBLAS takes none."""
 _OTHER_KERNEL = 0.75
 """The same for kernels without tensor cores."""
+UNPACK = 0.0
+"""Decoded bytes per second of one chunk that is decoded on the device. It is not measured yet. Until it is,
+the host decodes."""
 BANDWIDTH = 1e12
 """Bytes per second of device memory that are assumed if the driver reports none."""
 BANDWIDTH_REACHED = 0.5
@@ -127,4 +130,5 @@ def rates(properties: dict[str, Any], arithmetic: Arithmetic, bandwidth: float =
         flops /= len(plane_pairs(arithmetic.panel.itemsize))
     if panel in "dD" and (p["major"], p["minor"]) not in _FULL_FLOAT64:
         flops *= _SLOW_FLOAT64
-    return Rates(flops, DISK, DISK, BUS, BUS, shared=False, thin=panel_depth(flops, arithmetic, bandwidth))
+    thin = panel_depth(flops, arithmetic, bandwidth)
+    return Rates(flops, DISK, DISK, BUS, BUS, shared=False, thin=thin, unpack=UNPACK)
