@@ -6,6 +6,7 @@ import subprocess
 
 import numpy as np
 import pytest
+from conftest import gpu_missing
 from numcodecs import Blosc, Zstd
 
 from ooc_gemm.cuda_kernels import preparations
@@ -230,3 +231,70 @@ def test_a_missing_barrier_is_found(kernel, tmp_path):
         else:
             wrong += any(made != data for (data, _), made in zip(given, found, strict=True))
     assert wrong
+
+
+# ---- on a GPU ----------------------------------------------------------------------------------
+
+
+def skip_without_gpu():
+    if why := gpu_missing():
+        pytest.skip(why)
+
+
+def on_gpu(kernel, given, rooms=2):
+    """What the kernel makes of each chunk with its size, `rooms` at a time, and how many have failed."""
+    import cupy
+
+    from ooc_gemm.cuda_kernels.launch import load
+
+    shared = cupy.cuda.runtime.getDeviceProperties(0)["sharedMemPerBlockOptin"]
+    config = preparations.decode(kernel, shared)
+    table = np.zeros((128, 4), np.uint32)
+    stored, at, to = [], 0, 0
+    for i, (data, size) in enumerate(given):
+        table[i] = at // 16, len(data), to // 16, size
+        stored.append(bytes(data) + bytes(-len(data) % 16 + 32))
+        at, to = at + len(stored[-1]), to + size + -size % 16 + 16
+    source = cupy.asarray(np.frombuffer(b"".join(stored), np.uint8))
+    out, room = cupy.full(to, 77, np.uint8), cupy.empty(rooms * ROOM[kernel], np.uint8)
+    failed = cupy.zeros(1, np.uint32)
+    u = np.uintp
+    args = (
+        np.void(table.tobytes()), np.int32(len(given)), u(source.data.ptr), u(out.data.ptr),
+        u(room.data.ptr), np.uint32(ROOM[kernel]), u(failed.data.ptr),
+    )  # fmt: skip
+    stream = cupy.cuda.Stream(non_blocking=True)
+    load(config)[kernel]((rooms,), config.block, args, stream, config.shared_bytes)
+    stream.synchronize()
+    made = out.get().tobytes()
+    found = [made[16 * int(row[2]) : 16 * int(row[2]) + int(row[3])] for row in table[: len(given)]]
+    ends = [made[16 * int(row[2]) + int(row[3]) :][: 16 + -int(row[3]) % 16] for row in table[: len(given)]]
+    assert all(set(end) <= {77} for end in ends)
+    return found, int(failed[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("rooms", [1, 7])
+def test_a_gpu_decodes_what_the_library_has_encoded(kernel, rooms):
+    skip_without_gpu()
+    every = CHUNKS[kernel](rooms)
+    for first in range(0, len(every), 128):
+        some = every[first : first + 128]
+        found, failed = on_gpu(kernel, [(encoded, len(data)) for data, encoded in some], rooms)
+        assert failed == 0
+        assert found == [data for data, _ in some]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_gpu_says_of_damaged_chunks_that_they_are(kernel):
+    skip_without_gpu()
+    given, failures = damaged(kernel, np.random.default_rng(5), 300), 0
+    for bad, size in given:
+        (made,), failed = on_gpu(kernel, [(bad, size)])
+        failures += failed
+        if not failed:
+            with contextlib.suppress(RuntimeError):
+                assert made == library(kernel, bad)
+    assert failures > 100
