@@ -33,7 +33,7 @@ from .standardize import Standardizer
 from .transform import Transform
 
 Array = npt.NDArray[Any]
-UPLOAD, DECODE, COMPUTE, DOWNLOAD = "upload", "decode", "compute", "download"
+UPLOAD, COMPUTE, DOWNLOAD = "upload", "compute", "download"
 
 
 @dataclass(frozen=True)

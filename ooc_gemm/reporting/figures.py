@@ -12,6 +12,7 @@ from bokeh.plotting import figure
 COLOURS = {
     "read": "#0072B2",
     "upload": "#E69F00",
+    "decode": "#F0E442",
     "compute": "#009E73",
     "download": "#CC79A7",
     "write": "#D55E00",

@@ -11,7 +11,7 @@ from ..planning.plan import Plan
 from ..support.errors import Error
 from ..support.recording import Recording, Span
 from ..support.redact import redacted
-from ..support.trace import PASS, STAGES
+from ..support.trace import LINES, STAGES
 from .environment import environment
 
 MOST_ITEMS = 12
@@ -98,8 +98,7 @@ def _lanes(recording: Recording) -> list[dict[str, Any]]:
     """Return the lanes of the timeline in the order of stages, each with its spans as columns."""
     if recording.spans is None:
         return []
-    order = (*STAGES, PASS)
-    found = sorted(recording.spans.lanes(), key=lambda lane: order.index(lane[0]))
+    found = sorted(recording.spans.lanes(), key=lambda lane: LINES.index(lane[0]))
     return [
         {
             "stage": stage,

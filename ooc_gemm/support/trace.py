@@ -14,8 +14,12 @@ from .recording import Span, Spans
 from .span_file import SpanFile
 
 STAGES = ("read", "upload", "compute", "download", "write")
+DECODE = "decode"
+"""Chunks that a device decodes, which only the timeline shows."""
 PASS = "pass"
-"""Copies from one device to another, which only the timeline shows."""
+"""Copies from one device to another, likewise."""
+LINES = (*STAGES[:2], DECODE, *STAGES[2:], PASS)
+"""What the timeline shows, from its first line to its last."""
 EXCHANGE = "exchange"
 """Bytes that workers of a cluster get from each other. Their readers wait for them as for the store, so the
 seconds are those of reads."""
@@ -122,7 +126,7 @@ class Trace:
     def write(self) -> None:
         """Write the timeline to its file. Raises StoreError, and then leaves no part of the file behind."""
         if self._file is not None:
-            self._file.write(self._start, (*STAGES, PASS))
+            self._file.write(self._start, LINES)
 
     def close(self) -> None:
         """Drop the spans that were kept."""

@@ -1,6 +1,7 @@
 """Chunks that a GPU decodes, on a stand-in for one."""
 
 import itertools
+import json
 from pathlib import Path
 
 import cupy_on_cpu
@@ -117,6 +118,17 @@ def test_more_chunks_than_are_decoded_at_a_time(monkeypatch):
     _, c = product()
     assert np.array_equal(c, wanted.real)
     assert decoded() >= (15 * 7 + 8 * 6) // 5
+
+
+def test_the_timeline_shows_what_the_device_decodes():
+    x, y, _ = matrices()
+    stored(x, y)
+    with ooc_gemm.report("report.html"):
+        found = ooc_gemm.multiply("a", "b", "c", device="cuda", trace="trace.json")
+    names = {event["name"].split()[0] for event in json.loads(Path("trace.json").read_text())["traceEvents"]}
+    assert {"upload", "decode", "compute"} <= names
+    assert "decode" in Path("report.html").read_text()
+    assert "decode" not in found.stage_seconds
 
 
 def test_old_values_are_added():

@@ -96,3 +96,30 @@ def test_kernels_take_no_less_time_than_their_calls():
         strips = side // 1024 if symmetric else 1
         assert made.block_count == 1
         assert made.stage_seconds["compute"] == pytest.approx(1e-3 * strips * len(list(made.panels())))
+
+
+def test_chunks_that_a_device_decodes():
+    """They are uploaded as they are stored, and as many are decoded at a time as a turn brings, within those
+    that the device decodes at a time."""
+    side, chunk, stored = 4096, 512 * 512 * 4, 300_000
+    raw = Matrix(side, side, 4, 512, 512)
+    whole = replace(raw, whole=True, stored=(stored,) * 64)
+    rates = Rates(
+        1e30, 1e30, 1e30, 1e9, 1e30, shared=False, thin=0.0, piece_seconds=0.0, decode=1e8, unpack=1e7
+    )
+    x = Candidate(raw, side, side, Panels(side, 1024, 512), 1, Ring(4, 2, 8, 4 * MiB))
+
+    def stages(a, b, decodes):
+        budget = Budget(4 << 30, 0, 4 << 30, decodes=decodes)
+        return CostModel(Problem(side, side, side, a, b, raw, 4, 4), budget, rates).estimate(x).stages
+
+    sent = replace(whole, encoded="zstd")
+    here, there = stages(whole, raw, 100), stages(sent, raw, 100)
+    assert here["read"] == pytest.approx(64 * chunk / 1e8, rel=1e-2)
+    assert there["read"] < 0.01 * here["read"]
+    assert here["upload"] == pytest.approx(2 * 64 * chunk / 1e9)
+    copied = 64 * (chunk + stored) / 1e9
+    assert there["upload"] == pytest.approx(copied + 64 * chunk / (16 * 1e7))  # a panel has 16 chunks
+    assert stages(sent, raw, 4)["upload"] == pytest.approx(copied + 64 * chunk / (4 * 1e7))
+    both = stages(sent, sent, 100)["upload"]
+    assert both == pytest.approx(2 * 64 * stored / 1e9 + 2 * 64 * chunk / (32 * 1e7))

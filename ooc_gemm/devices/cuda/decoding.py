@@ -16,7 +16,7 @@ import numpy as np
 from ...cuda_kernels import driver, preparations
 from ...cuda_kernels.driver import TO_DEVICE, Event
 from ...cuda_kernels.launch import load
-from ...engine.ports import DECODE, UPLOAD, Array
+from ...engine.ports import UPLOAD, Array
 from ...planning.ledger import (
     DECODING_PADDING,
     DECODING_ROOM,
@@ -29,6 +29,7 @@ from ...planning.plan import Plan
 from ...planning.schedule import Piece
 from ...support.buffers import Bytes
 from ...support.intervals import round_up
+from ...support.trace import DECODE
 from .gpu import GPU
 from .timing import Timing
 

@@ -57,10 +57,10 @@ class CompressedSource(Source):
 
     @property
     def sends(self) -> str:
-        """Returns the name of the compressor, if a device can decode what it makes and a piece is one
-        chunk."""
+        """Returns the name of the compressor, if a device can decode what it makes, a piece is one chunk, and
+        chunks are read from files into slots."""
         size = STACKED_BYTES < self.matrix.chunk_bytes <= LARGEST_SENT
-        return self.compressor.name if size and self.compressor.sends else ""
+        return self.compressor.name if self._folder and size and self.compressor.sends else ""
 
     def sending(self) -> "Source":
         """Returns a source that hands chunks on."""
