@@ -160,7 +160,7 @@ def decoding_areas(p: Problem) -> tuple[int, int, int]:
     found = [s for s in (p.a, p.b) if s.encoded]
     if not found:
         return 0, 0, 0
-    stored = max(max(s.stored or (0,)) for s in found) + DECODING_PADDING
+    stored = max(s.largest_stored for s in found) + DECODING_PADDING
     decoded = max(s.chunk_bytes for s in found)
     return round_up(stored, STAGED_ALIGN), round_up(decoded, STAGED_ALIGN), DECODING_ROOM
 

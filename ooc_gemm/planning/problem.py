@@ -104,6 +104,11 @@ class Matrix:
         """Bytes of all stored chunks, which must be read at least once."""
         return self.rows * self.cols * self.itemsize if self.stored is None else sum(self.stored)
 
+    @cached_property
+    def largest_stored(self) -> int:
+        """Bytes of the largest stored chunk."""
+        return self.chunk_bytes if self.stored is None else max(self.stored, default=0)
+
     def window(self, rows: tuple[int, int], cols: tuple[int, int]) -> "Matrix":
         """Return rows [start, stop) × columns [start, stop) of S, which begin where a chunk begins."""
         down, across = rows[0] // self.chunk_rows, cols[0] // self.chunk_cols

@@ -226,11 +226,12 @@ class _Planner:
 def _sent(problem: Problem, inputs: Inputs, budget: Budget, rates: Rates) -> Problem | None:
     """Return the problem with operands whose chunks the device decodes, because it does so faster than the
     host; None where there are none."""
-    a, b = (replace(s, encoded=one.source.sends) for s, one in ((problem.a, inputs.a), (problem.b, inputs.b)))
+    a = replace(problem.a, encoded=inputs.a.source.sends)
+    b = replace(problem.b, encoded=inputs.b.source.sends)
     found = replace(problem, a=a, b=b)
-    chunks = max(math.prod(s.grid) for s in (a, b) if s.encoded) if a.encoded or b.encoded else 0
-    faster = min(chunks, decoded_at_once(found, budget)) * rates.unpack > rates.decode
-    return found if faster else None
+    chunks = max((math.prod(s.grid) for s in (a, b) if s.encoded), default=0)
+    at_once = min(chunks, decoded_at_once(found, budget))
+    return found if at_once * rates.unpack > rates.decode else None
 
 
 def _advised(plan: Plan) -> Plan:
