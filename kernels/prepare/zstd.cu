@@ -8,7 +8,7 @@
 
 // Decodes `count` chunks, which begin in units of 16 bytes from `from`, to `to`. Each thread block has `room_bytes` of
 // `rooms`. How many chunks cannot be decoded is added to `failures`.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 zstd(Chunks chunks, int count, const u64* from, u8* to, u64* rooms, u32 room_bytes, u32* failures) {
     extern __shared__ u64 shared_memory[];
     Shared& s = *reinterpret_cast<Shared*>(shared_memory);

@@ -176,6 +176,16 @@ def test_conversions_of_c_compile_without_spills(arch: str) -> None:
     assert _refused(_share(preparations.narrows(), arch), arch) == []
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("shared", [64 << 10, 99 << 10, 163 << 10, 227 << 10])
+def test_what_decodes_compiles_without_spills(arch: str, shared: int) -> None:
+    configs = [preparations.decode(name, shared) for name in ("zstd", "blosc")]
+    assert configs[0].shared_bytes <= shared
+    assert _refused(_share(configs, arch), arch) == []
+
+
 @pytest.mark.usefixtures("nvrtc")
 def test_spills_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = """
