@@ -41,6 +41,9 @@ ERROR = {"e": 1e-3, "f": 2e-6, "d": 1e-13, "F": 2e-6, "D": 1e-13}
 """Largest relative Frobenius error of sampled rows, by the type of C."""
 UNMEASURED = 1.3
 """The longest that a case may take where no rates are remembered, in times of a run with measured ones."""
+AGAIN_SECONDS = 4.0
+"""Seconds in which the rates of memory are measured again before each case: on a machine that others use,
+they change within minutes."""
 THREADS = 16
 """Threads whose rate of decoding is the limit where chunks are compressed."""
 ROWS = 8
@@ -286,8 +289,8 @@ def main(only: tuple[str, ...], repeat: int, tmpfs: Path, commit: str | None, ou
     place = tmpfs / "ooc-gemm-matrices"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    start = time.perf_counter()
-    info.measure_with(open_device("cuda"), [place])
+    start, device = time.perf_counter(), open_device("cuda")
+    info.measure_with(device, [place])
     click.echo(f"measured rates: {time.perf_counter() - start:.1f} s")
     report: Run = head("gpu matrices", commit) | {
         "repeat": repeat,
@@ -298,6 +301,7 @@ def main(only: tuple[str, ...], repeat: int, tmpfs: Path, commit: str | None, ou
         for case in CASES:
             if only and case.name not in only:
                 continue
+            info.measure_places(device, [place], seconds=AGAIN_SECONDS)
             row = measure(case, place, repeat)
             report["cases"].append(row)
             row["missed"] = judge(row)
