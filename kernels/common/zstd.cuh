@@ -10,8 +10,8 @@
 //                                                           ▼  of the output each
 //     output    […………………………]   each byte is a literal, or a byte of the output that lies `offset` before it
 //
-// A byte whose source is made by the same sequences (there are up to THREADS at a time) is looked for further back,
-// until it is a literal or lies before them.
+// WINDOW bytes of the output are made at a time. A byte whose source is among them is looked for further back, until it
+// is a literal or lies before them.
 //
 // Nothing is read or written outside of a frame, its output and the room of the thread block, whatever a frame holds:
 // where it is no frame, has another size, a dictionary or a checksum, it fails, and its output is undefined. (Offsets may
@@ -51,7 +51,7 @@ constexpr int HUFFMAN_LOG = 11, WEIGHTS_LOG = 6, WEIGHTS = 12;
 #define MATCHES_BITS "\1\1\1\1\2\2\3\3\4\4\5\7\10\11\12\13\14\15\16\17\20"
 __device__ constexpr int first_with_bits(int kind) { return kind == LITERALS ? 16 : 32; }
 
-// A frame and its output, in units of 16 bytes from the first of all; the output has as many bytes as it must have.
+// A chunk and its output, in units of 16 bytes from the first of all; the output has as many bytes as it must have.
 struct Chunk {
     u32 at, bytes, to, to_bytes;
 };
@@ -527,19 +527,19 @@ __device__ bool decode_literals(Bytes in, const Section& x, u32 stream, const Ta
     }
     Backward bits(in, first, size);
     const u32 log = t.huffman_log;
-    constexpr int AT_A_TIME = 5, WINDOW = AT_A_TIME * HUFFMAN_LOG;
+    constexpr int SYMBOLS = 5, BITS = SYMBOLS * HUFFMAN_LOG;  // so many symbols have no more bits than are read at once
     u32 done = 0;
-    for (; bits.left >= WINDOW && done + AT_A_TIME <= count; done += AT_A_TIME) {
-        const int low = bits.left - WINDOW;
-        const u64 window = in.from(first + low / 8) >> (low % 8);
-        u32 from = WINDOW;
+    for (; bits.left >= BITS && done + SYMBOLS <= count; done += SYMBOLS) {
+        const int low = bits.left - BITS;
+        const u64 some = in.from(first + low / 8) >> (low % 8);
+        u32 from = BITS;
 #pragma unroll
-        for (int i = 0; i < AT_A_TIME; ++i) {
-            const u32 entry = t.huffman.table[lowest(window >> (from - log), log)];
+        for (int i = 0; i < SYMBOLS; ++i) {
+            const u32 entry = t.huffman.table[lowest(some >> (from - log), log)];
             from -= entry >> 8;
             to[done + i] = entry;
         }
-        bits.left -= WINDOW - from;
+        bits.left -= BITS - from;
     }
     for (; done < count && bits.left > 0; ++done) {
         const u32 entry = t.huffman.table[bits.bits(bits.left - static_cast<int>(log), log)];
