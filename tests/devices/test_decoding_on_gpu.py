@@ -1,0 +1,88 @@
+"""Chunks that a GPU decodes: products of real arrays, beside those of chunks that the host decodes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from conftest import gpu_missing, make
+
+import ooc_gemm
+from ooc_gemm import StoreError
+from ooc_gemm.devices.cuda import rates
+
+pytestmark = pytest.mark.gpu
+RNG = np.random.default_rng(4)
+CODECS = {
+    "zstd": zarr.codecs.ZstdCodec(level=3),
+    "zstd 19": zarr.codecs.ZstdCodec(level=19),
+    "bits": zarr.codecs.BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle"),
+    "bytes": zarr.codecs.BloscCodec(cname="zstd", clevel=5, shuffle="shuffle"),
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    if why := gpu_missing():
+        pytest.skip(why)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rates, "UNPACK", 1e9)
+
+
+def stored(dtype, codec, shape=(2000, 2300, 1900), chunks=(400, 300)):
+    m, k, n = shape
+    for name, size in (("a", (m, k)), ("b", (k, n))):
+        x = np.rint(RNG.standard_normal(size) * 16) / (1 if np.dtype(dtype).kind in "iu" else 16)
+        make(name, x.astype(dtype), compressors=CODECS[codec], chunks=chunks)
+
+
+def product(name, **options):
+    given = {"device": "cuda", "memory_limit": "4GiB"} | options
+    found = ooc_gemm.multiply("a", "b", name, **given)
+    return found, zarr.open_array(name, mode="r")[...]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "complex64"])
+@pytest.mark.parametrize("ops", [(False, False), (True, True)])
+def test_the_result_is_that_of_what_the_host_decodes(monkeypatch, codec, dtype, ops):
+    shape = (2000, 2300, 1900)
+    chunks = (800, 600) if dtype == "int8" else (600, 500) if dtype == "float16" else (400, 300)
+    stored(dtype, codec, shape, chunks)
+    if ops[0]:
+        for name in "ab":
+            x = zarr.open_array(name)[...]
+            make(name, x.T.copy(), compressors=CODECS[codec], chunks=chunks, overwrite=True)
+    options = {"transpose_a": ops[0], "transpose_b": ops[1]}
+    found, c = product("c", **options)
+    assert found.plan.problem.a.encoded
+    assert found.plan.problem.b.encoded
+    assert found.bytes_uploaded == found.plan.bytes_uploaded
+    monkeypatch.setattr(rates, "UNPACK", 0.0)
+    other, wanted = product("d", **options)
+    assert not other.plan.problem.a.encoded
+    assert np.array_equal(c, wanted)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "bits"])
+def test_many_panels_and_blocks(monkeypatch, codec):
+    """Chunks are decoded again and again in the same memory."""
+    stored("float32", codec, (4000, 4600, 3800), (512, 512))
+    found, c = product("c", device_memory_limit="1400MiB", chunks=(512, 512))
+    assert found.plan.problem.a.encoded
+    monkeypatch.setattr(rates, "UNPACK", 0.0)
+    _, wanted = product("d", device_memory_limit="1400MiB", chunks=(512, 512))
+    assert np.allclose(c, wanted, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "bits"])
+def test_a_damaged_chunk_is_named(codec):
+    stored("float32", codec)
+    path = Path("b/c/2/1")
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(StoreError, match=r"b: chunk c/2/1 cannot be read or decoded"):
+        product("c")
+    path.write_bytes(data)
+    found, _ = product("c", force=True)
+    assert found.plan.problem.a.encoded
