@@ -13,7 +13,7 @@ import ooc_gemm
 from ooc_gemm.planning.problem import MOST_STACKED
 from ooc_gemm.planning.schedule import cut
 from ooc_gemm.planning.traffic import piece_read_bytes
-from ooc_gemm.storage.io import files
+from ooc_gemm.storage.io import background, files
 from ooc_gemm.storage.read import inputs
 from ooc_gemm.support.buffers import page_aligned
 
@@ -127,3 +127,35 @@ def test_a_window_is_read_in_stacks(tmp_path):
     for piece, view, _ in found:
         rows, cols = (slice(at + some[0], at + some[1]) for at, some in ((32, piece.rows), (48, piece.cols)))
         assert np.array_equal(view, values[rows, cols])
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_parts_of_rows_are_read_with_one_call(tmp_path, monkeypatch, missing):
+    """And not with one call of Python's for each row."""
+    if not background.THERE:
+        pytest.skip("there was no C compiler")
+    values = RNG.standard_normal((200, 30_000)).astype("f4")
+    values[64:128] = 0 if missing else values[64:128]
+    make(tmp_path / "a", values, compressors=None, chunks=(64, 30_000), fill_value=0, overwrite=True)
+    assert (tmp_path / "a" / "c" / "1").exists() != missing
+    source = inputs.open_input(str(tmp_path / "a")).source
+    calls, real = [], os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *args: calls.append(args) or real(*args))
+    found = pieces(source, (3, 200), (10_000, 12_000), 1 << 20)
+    assert calls == []
+    for (piece, view, nbytes), (start, stop) in zip(
+        found, [(3, 64), (64, 128), (128, 192), (192, 200)], strict=True
+    ):
+        assert piece.rows == (start, stop)
+        assert np.array_equal(view, values[start:stop, 10_000:12_000])
+        assert nbytes == (0 if missing and start == 64 else (stop - start) * 2000 * 4)
+
+
+def test_parts_of_rows_of_a_chunk_that_was_cut_off(tmp_path):
+    make(tmp_path / "a", np.ones((128, 30_000), "f4"), compressors=None, chunks=(64, 30_000))
+    source = inputs.open_input(str(tmp_path / "a")).source
+    chunk, before = tmp_path / "a" / "c" / "1" / "0", open_files()
+    os.truncate(chunk, chunk.stat().st_size - 60_000 * 4)
+    with pytest.raises(ooc_gemm.StoreError, match="chunk c/1/0 holds .* bytes instead of"):
+        pieces(source, (0, 128), (10_000, 12_000), 1 << 20)
+    assert open_files() == before

@@ -19,7 +19,7 @@ from ...support.errors import StoreError, remedy
 from ...support.intervals import overlaps
 from ...support.onward import Onward
 from ..format.chunks import Chunks
-from ..io import files
+from ..io import background, files
 from ..io.background import Job
 from ..io.folder import Folder
 from .source import Source
@@ -38,9 +38,9 @@ class RawSource(Source):
     ):
         """`whole`: whether every stored chunk had its full size when the array was opened."""
         traits = chunks.place.traits
-        apart = whole and traits.asynchronous
+        apart, self._local = whole and traits.asynchronous, whole and not traits.remote
         # Longer reads of a disk go past the page cache, where each chunk of a stack would have to be aligned.
-        self._short = whole and not traits.remote and matrix.chunk_bytes < files.LEAST_DIRECT
+        self._short = self._local and matrix.chunk_bytes < files.LEAST_DIRECT
         traits = replace(matrix.traits, asynchronous=apart, stackable=apart or self._short)
         super().__init__(name, dtype, replace(matrix, traits=traits))
         self._chunks, self._fill, self._lends = chunks, fill, False
@@ -60,16 +60,19 @@ class RawSource(Source):
     def start(
         self, piece: Piece, slot: Bytes, onward: Onward | None = None
     ) -> Callable[[], tuple[Array, int]]:
-        """Where one read of each chunk is enough, reads in the background, or all chunks with few calls. In
-        the background also reads a part of each row."""
+        """Where one read of each chunk is enough, reads in the background, or all chunks with few calls. Where
+        a part of each row is wanted, too, with one call for all rows."""
         s, j, (start, stop) = self.matrix, piece.chunk[1], piece.span
         read, folder = partial(self.read, piece, slot), self._chunks.place
         line, width, skipped = (
             n * s.itemsize for n in (s.chunk_cols, stop - start, start - j * s.chunk_cols)
         )
         by_rows = width != line
-        at_once = self.asynchronous and width >= LEAST_ROW if by_rows else self.asynchronous or self._short
-        if not at_once or not isinstance(folder, Folder):
+        in_background = self.asynchronous and not (by_rows and width < LEAST_ROW)
+        few_calls = self._short
+        if by_rows:
+            few_calls = self._local and background.THERE and width < files.LEAST_DIRECT
+        if not (in_background or few_calls) or not isinstance(folder, Folder):
             return read
         rows, jobs = piece.rows[1] - piece.rows[0], list[Job]()
         data = slot[: rows * width]
@@ -83,7 +86,7 @@ class RawSource(Source):
                 jobs.append(Job(folder.path(self._chunks.key(i, j)), offset, *shape))
             first, last = ((col - start) * s.itemsize for col in piece.cols)
             columns = width, first, last - first
-            if self.asynchronous:
+            if in_background:
                 end = files.start_read(jobs, data, onward, columns)
             else:
                 end = partial(files.read, jobs, data)
