@@ -156,6 +156,6 @@ def test_parts_of_rows_of_a_chunk_that_was_cut_off(tmp_path):
     source = inputs.open_input(str(tmp_path / "a")).source
     chunk, before = tmp_path / "a" / "c" / "1" / "0", open_files()
     os.truncate(chunk, chunk.stat().st_size - 60_000 * 4)
-    with pytest.raises(ooc_gemm.StoreError, match="chunk c/1/0 holds .* bytes instead of"):
+    with pytest.raises(ooc_gemm.StoreError, match=r"chunk c/1/0 holds \d+ bytes instead of"):
         pieces(source, (0, 128), (10_000, 12_000), 1 << 20)
     assert open_files() == before

@@ -60,8 +60,8 @@ class RawSource(Source):
     def start(
         self, piece: Piece, slot: Bytes, onward: Onward | None = None
     ) -> Callable[[], tuple[Array, int]]:
-        """Where one read of each chunk is enough, reads in the background, or all chunks with few calls. Where
-        a part of each row is wanted, too, with one call for all rows."""
+        """Reads in the background, or all chunks with few calls, where one read of each is enough. Parts of
+        rows take one call for all rows of a chunk."""
         s, j, (start, stop) = self.matrix, piece.chunk[1], piece.span
         read, folder = partial(self.read, piece, slot), self._chunks.place
         line, width, skipped = (
