@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import cupy_on_cpu
@@ -15,7 +16,8 @@ import ooc_gemm
 from ooc_gemm import StoreError
 from ooc_gemm.devices.cuda import rates
 from ooc_gemm.planning import ledger
-from ooc_gemm.storage.read import compressed
+from ooc_gemm.planning.schedule import cut
+from ooc_gemm.storage.read import compressed, inputs
 
 RNG = np.random.default_rng(8)
 ZSTD = zarr.codecs.ZstdCodec(level=3)
@@ -201,6 +203,21 @@ def test_a_damaged_chunk_is_named(cut):
         product()
     assert decoded()
     assert not Path("c/zarr.json").exists()
+
+
+def test_a_chunk_that_has_grown_does_not_go_to_the_device():
+    """The device has room for chunks of the sizes that they had."""
+    x, y, _ = matrices()
+    stored(x, y)
+    opened = inputs.open_input("a")
+    piece = next(cut("a", opened.matrix, (0, CHUNKS[0]), (0, CHUNKS[1]), 1 << 20))
+    slot = np.empty(1 << 16, "u1")
+    assert opened.sending().source.read(piece, slot)[0].ndim == 1
+    other = RNG.standard_normal(CHUNKS).astype("f4")  # which cannot be compressed
+    make("other", other, compressors=ZSTD, chunks=CHUNKS)
+    shutil.copy("other/c/0/0", "a/c/0/0")
+    view, _ = opened.sending().source.read(piece, slot)
+    assert np.array_equal(view, other)
 
 
 @pytest.mark.parametrize("beta", [0.0, 2.0])

@@ -68,12 +68,12 @@ class CompressedSource(Source):
 
     def stored(self, piece: Piece, slot: Bytes) -> Bytes | None:
         """Return the chunk of a piece as it is stored, in the slot. None where it is missing, does not fit,
-        cannot be read, or has what others cannot decode: `read` says what the matter is."""
+        has grown, cannot be read, or has what others cannot decode: `read` says what the matter is."""
         try:
             data = self._chunks.encoded(*piece.chunk, self._most, self._room, slot)
         except Exception:
             return None
-        if data is None or not np.may_share_memory(data, slot):
+        if data is None or len(data) > self.matrix.largest_stored or not np.may_share_memory(data, slot):
             return None
         return data if self.compressor.can_send(data, self.matrix.chunk_bytes) else None
 
