@@ -11,6 +11,7 @@
 // Macros: those of common/zstd.cuh. Launch: THREADS threads in one dimension, with SHARED_BYTES of shared memory.
 
 #include "common/types.cuh"
+#include "common/entropy.cuh"
 #include "common/zstd.cuh"
 
 constexpr u32 MOST_BLOCK = 1 << 20;  // bytes of a block
@@ -77,12 +78,11 @@ __device__ __forceinline__ u64 transposed(u64 x) {
 
 // Puts the elements of a block of so many bytes together.
 __device__ void unshuffle(const Container& c, const u8* from, u8* to, u32 bytes) {
-    const u32 count = bytes / c.size, rest = count * c.size;
-    if (c.flags & BITS_SHUFFLED && count % 8) {  // such blocks are as they were
-        for (u32 i = threadIdx.x; i < bytes; i += THREADS) to[i] = from[i];
-        return;
-    }
-    if (c.flags & BITS_SHUFFLED) {
+    const u32 count = bytes / c.size;
+    u32 done = count * c.size;
+    if (c.flags & BITS_SHUFFLED && count % 8) {
+        done = 0;  // such blocks are as they were
+    } else if (c.flags & BITS_SHUFFLED) {
         // One byte of 8 elements: of each of 8 planes of bits, a byte.
         const u32 plane = count / 8;
         for (u32 i = threadIdx.x; i < count / 8 * c.size; i += THREADS) {
@@ -96,27 +96,20 @@ __device__ void unshuffle(const Container& c, const u8* from, u8* to, u32 bytes)
             for (u32 each = 0; each < 8; ++each) to[(8 * group + each) * c.size + byte] = x >> (8 * each);
         }
     } else {
-        for (u32 i = threadIdx.x; i < rest; i += THREADS) to[i % count * c.size + i / count] = from[i];
+        for (u32 i = threadIdx.x; i < done; i += THREADS) to[i % count * c.size + i / count] = from[i];
     }
-    for (u32 i = rest + threadIdx.x; i < bytes; i += THREADS) to[i] = from[i];
+    for (u32 i = done + threadIdx.x; i < bytes; i += THREADS) to[i] = from[i];
 }
 
-// Decodes `count` chunks, which begin in units of 16 bytes from `from`, to `to`. Each thread block has `room_bytes` of
-// `rooms`. How many chunks cannot be decoded is added to `failures`.
+// The arguments are those of `decode_each`.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 blosc(Chunks chunks, int count, const u64* from, u8* to, u64* rooms, u32 room_bytes, u32* failures) {
-    extern __shared__ u64 shared_memory[];
-    Shared& s = *reinterpret_cast<Shared*>(shared_memory);
-    make_codes(s);
-    u64* const room = rooms + static_cast<u64>(blockIdx.x) * (room_bytes / 8);
-    u8* const block = reinterpret_cast<u8*>(room) + (room_bytes - MOST_BLOCK);
-    for (int i = blockIdx.x; i < count; i += gridDim.x) {
-        const Chunk& chunk = chunks.chunk[i];
-        const Bytes in = {from + 2 * static_cast<u64>(chunk.at)};
-        u8* const output = to + 16 * static_cast<u64>(chunk.to);
+    const u32 rest = room_bytes - MOST_BLOCK;  // of the room, beside a block
+    const auto one = [&](Bytes in, const Chunk& chunk, u8* output, u64* room, Shared& s) {
+        u8* const block = reinterpret_cast<u8*>(room) + rest;
         Container container;
-        bool right = container.open(in, chunk);
-        const bool shuffled = right && container.shuffled();
+        if (!container.open(in, chunk)) return false;
+        const bool shuffled = container.shuffled();
         const auto next = [&](Frame& frame) {
             return container.find(in, frame, shuffled ? block : output + container.next * container.block);
         };
@@ -125,8 +118,7 @@ blosc(Chunks chunks, int count, const u64* from, u8* to, u64* rooms, u32 room_by
             __syncthreads();
             unshuffle(container, block, output + which * container.block, container.bytes_of(which));
         };
-        __syncthreads();
-        right = right && decode(in, room, room_bytes - MOST_BLOCK, s, next, finished);
-        if (!right && threadIdx.x == 0) atomicAdd(failures, 1u);
-    }
+        return decode(in, room, rest, s, next, finished);
+    };
+    decode_each(chunks, count, from, to, rooms, room_bytes, failures, one);
 }

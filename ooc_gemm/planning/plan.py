@@ -300,6 +300,7 @@ class Plan:
             return all_of._replace(written=each[0].written)
         p, blocks = self.problem, list(self.blocks())
         count, elements, lines = 0, 0, set[tuple[int, int]]()
+        fetched = Counter[str]()  # bytes, by the stored matrix
         for block in blocks:
             for part in self.parts(block):
                 count, elements = count + 1, elements + part.rows * part.cols
@@ -308,7 +309,9 @@ class Plan:
         old = sum(piece_read_bytes(p.c, piece) for block in blocks for piece in self.block_pieces(block))
         written = count * p.c.chunk_bytes if p.c.chunked else elements * p.c.itemsize
         if self.team == ALONE:
-            read, exchanged = sum(sizes[-1] for _, sizes in self._visits() if sizes), 0
+            for (name, *_), sizes in self._visits():
+                fetched[name] += sizes[-1] if sizes else 0
+            read, exchanged = fetched.total(), 0
         else:
             read, exchanged = self._strips.read_in_teams(self.groups())
         if self.budget.device is None:
@@ -316,21 +319,17 @@ class Plan:
         rows_of_a = sum(block.rows for block in blocks if self.brings(block.index)[0])
         off = [block for block in blocks if not block.diagonal and self.brings(block.index)[1]]
         uploaded = uploaded_bytes(p, self.budget, blocks, rows_of_a, sum(block.cols for block in off))
-        uploaded += self._encoded_bytes(rows_of_a, sum(block.cols for block in off))
+        uploaded += self._encoded_bytes(fetched, rows_of_a, sum(block.cols for block in off))
         downloaded = elements * p.part_itemsize
         if p.found_bytes:
             downloaded = sum(rows for _, rows in lines) * p.found_bytes
         return Traffic(read + old, written, uploaded, downloaded, exchanged)
 
-    def _encoded_bytes(self, rows_of_a: int, cols_of_b: int) -> int:
+    def _encoded_bytes(self, sent: Counter[str], rows_of_a: int, cols_of_b: int) -> int:
         """Return how many more bytes are uploaded of operands that the device decodes than their elements
-        take: usually a negative number. rows_of_a, cols_of_b: rows of op(A) and columns of op(B) that are
-        uploaded."""
-        p, sent = self.problem, Counter[str]()
-        if not (p.a.encoded or p.b.encoded):
-            return 0
-        for (name, *_), sizes in self._visits():
-            sent[name] += sizes[-1] if sizes else 0
+        take: usually a negative number. sent: bytes of each stored matrix, as it is stored. rows_of_a,
+        cols_of_b: rows of op(A) and columns of op(B) that are uploaded."""
+        p = self.problem
         elements = {"a": p.k * rows_of_a, "b": p.k * cols_of_b}
         if p.symmetric:
             elements = {"a": sum(elements.values())}

@@ -98,7 +98,7 @@ int main() {
     using namespace cuda_on_cpu;
     long long p[4];
     while (std::fread(p, sizeof p, 1, stdin) == 1) {  // order, bytes of the chunk, of its output, of the room
-        static Guarded in, out, rooms;
+        static Guarded in, out;
         static char* const room_memory = static_cast<char*>(std::malloc(4 << 20));
         const unsigned long long* const from = in.resize<unsigned long long>(p[1] + 16);
         if (std::fread(const_cast<unsigned long long*>(from), 1, p[1], stdin) != (size_t)p[1]) return 1;

@@ -91,7 +91,7 @@ class Uploads:
             at, cols = self._staging.first, source.shape[1]
             with self._staging.lock:
                 copy_2d(TO_DEVICE, at, cols * size, source.ctypes.data, source.strides[0], source, stream)
-                self._place_piece(piece, source.dtype, source.shape, at, cols, buffer)
+                self._place_piece(piece, source.dtype, source.shape, at, cols, buffer, self._staging.memory)
         return self._timing.end(
             UPLOAD, start, stream, source.nbytes, operand=piece.operand, chunk=piece.chunk
         )
@@ -123,7 +123,7 @@ class Uploads:
                 return arrived
             self._device.use()
             with staging.lock:
-                self._place_piece(piece, dtype, piece.shape, at, pitch, buffer)
+                self._place_piece(piece, dtype, piece.shape, at, pitch, buffer, staging.memory)
                 placed = self._timing.points.record(stream)
             staging.give(at)
             return placed
@@ -136,7 +136,7 @@ class Uploads:
         this."""
         piece, dtype, buffer, at, pitch = decoded
         if self._is_staged(piece.operand, dtype, buffer):
-            self._place_piece(piece, dtype, piece.shape, at, pitch, buffer)
+            self._place_piece(piece, dtype, piece.shape, at, pitch, buffer, self._arrays["decoding"])
             return
         (rows, cols), size = piece.shape, dtype.itemsize
         skipped, row = self._layout.at(piece.operand, piece.panel, piece.into)
@@ -150,11 +150,12 @@ class Uploads:
         return changed or self._arrays[operand, buffer].dtype != dtype
 
     def _place_piece(
-        self, piece: Piece, dtype: np.dtype[Any], shape: tuple[int, ...], at: int, pitch: int, buffer: int
-    ) -> None:
-        """Start to convert, transpose or transform a piece into its panel. It lies at the address `at`, as it
-        is stored, with `pitch` elements from one row to the next, and has this type and shape. One thread at
-        a time may call this."""
+        self, piece: Piece, dtype: np.dtype[Any], shape: tuple[int, ...], at: int, pitch: int, buffer: int,
+        holder: Any,
+    ) -> None:  # fmt: skip
+        """Start to convert, transpose or transform a piece into its panel. It lies at the address `at` in the
+        memory of `holder`, an array of bytes, as it is stored, with `pitch` elements from one row to the
+        next, and has this type and shape. One thread at a time may call this."""
         memory, (row, col), (rows, cols) = self._arrays[piece.operand, buffer], piece.into, shape
         if piece.operand in self._op.transforms:
             self._transforms.place(piece, dtype, (rows, cols), Operand(at, pitch), memory.data.ptr)
@@ -163,7 +164,8 @@ class Uploads:
             panel = Operand(memory.data.ptr + skipped * dtype.itemsize, ld)
             self._turns[dtype.name](rows, cols, Operand(at, pitch), panel, self._stream)
         else:
-            staged = self._staged(at, rows * pitch * dtype.itemsize)
+            first = at - holder.data.ptr
+            staged = holder[first : first + rows * pitch * dtype.itemsize]
             target = self._layout.panel(memory, piece.operand, piece.panel)
             with self._stream:
                 self._device.cupy.copyto(
@@ -171,11 +173,3 @@ class Uploads:
                     staged.view(dtype).reshape(rows, pitch)[:, :cols],
                     casting="unsafe",
                 )
-
-    def _staged(self, at: int, nbytes: int) -> Any:
-        """Return memory from an address on, for staged pieces or for decoded ones."""
-        for name in ("staging", "decoding"):
-            memory = self._arrays.get(name)
-            if memory is not None and 0 <= at - memory.data.ptr < memory.size:
-                return memory[at - memory.data.ptr :][:nbytes]
-        raise AssertionError("pieces lie in one of them")
