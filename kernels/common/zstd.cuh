@@ -22,9 +22,9 @@
 
 constexpr int AT_ONCE = BLOCKS;
 constexpr int THREADS = 512;
-constexpr int WARP = 32;
 constexpr int STREAMS = 4;  // of literals, at most
-static_assert(AT_ONCE <= WARP && STREAMS * AT_ONCE <= THREADS, "each stream has a thread");
+constexpr int OF_ONE = 16;  // threads for a block
+static_assert(OF_ONE * AT_ONCE <= THREADS && STREAMS <= OF_ONE && KINDS <= STREAMS, "each stream has a thread");
 constexpr u32 WINDOW = 8 * THREADS;  // bytes of the output that are made at a time
 constexpr int SOME = WINDOW / 3 + 3;  // sequences that may make a part of them: each makes 3 bytes and more
 
@@ -298,25 +298,35 @@ __device__ bool decode_literals(Bytes in, const Section& x, u32 stream, const Ta
     }
     Backward bits(in, first, size);
     const u32 log = t.huffman_log;
-    constexpr int SYMBOLS = 5, BITS = SYMBOLS * HUFFMAN_LOG;  // so many symbols have no more bits than are read at once
     u32 done = 0;
-    for (; bits.left >= BITS && done + SYMBOLS <= count; done += SYMBOLS) {
-        const int low = bits.left - BITS;
-        const u64 some = in.from(first + low / 8) >> (low % 8);
-        u32 from = BITS;
-#pragma unroll
-        for (int i = 0; i < SYMBOLS; ++i) {
-            const u32 entry = t.huffman.table[lowest(some >> (from - log), log)];
-            from -= entry >> 8;
-            to[done + i] = entry;
+    const auto some = [&](u32 stop) {
+        for (; done < stop && bits.left > 0; ++done) {
+            const u32 entry = t.huffman.table[bits.bits(bits.left - static_cast<int>(log), log)];
+            bits.left -= static_cast<int>(entry >> 8);
+            to[done] = entry;
         }
-        bits.left -= BITS - from;
+    };
+    some(min(count, static_cast<u32>(-reinterpret_cast<u64>(to)) % 8));
+    // A word of the output at a time: half of its symbols have no more bits than are read at once.
+    constexpr int SYMBOLS = 4, BITS = SYMBOLS * HUFFMAN_LOG;
+    for (; bits.left >= 2 * BITS && done + 8 <= count; done += 8) {
+        u64 word = 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int low = bits.left - BITS;
+            const u64 codes = in.from(first + low / 8) >> (low % 8);
+            u32 from = BITS;
+#pragma unroll
+            for (int i = 0; i < SYMBOLS; ++i) {
+                const u32 entry = t.huffman.table[lowest(codes >> (from - log), log)];
+                from -= entry >> 8;
+                word |= static_cast<u64>(entry & 255) << (8 * (SYMBOLS * half + i));
+            }
+            bits.left -= BITS - from;
+        }
+        *reinterpret_cast<u64*>(to + done) = word;
     }
-    for (; done < count && bits.left > 0; ++done) {
-        const u32 entry = t.huffman.table[bits.bits(bits.left - static_cast<int>(log), log)];
-        bits.left -= static_cast<int>(entry >> 8);
-        to[done] = entry;
-    }
+    some(count);
     return done == count && bits.left == 0;
 }
 
@@ -490,28 +500,28 @@ __device__ bool failed(const Shared& s) {
 
 // Decodes the streams of the blocks that were found.
 __device__ void decode_streams(Bytes in, u64* room, Shared& s) {
-    const int t = threadIdx.x, table = t % WARP;
-    if (table < s.sections) {
-        Section& x = s.section[table];
-        if (t < WARP && x.streams) {
-            const u32 behind = read_huffman(in, x.huffman, x.huffman_bytes, s.tables[table]);
-            x.payload = x.huffman == x.literals ? behind : x.literals;
-            if (!behind) s.failed = true;
-        } else if (t / WARP == 1 && x.sequence_count && !take_all_shares(in, x, s.tables[table])) {
-            s.failed = true;
-        }
+    // Threads that work are apart from each other: those of a warp would wait for each other.
+    const int one = threadIdx.x / OF_ONE, t = threadIdx.x % OF_ONE;
+    const bool there = one < s.sections;
+    Section& x = s.section[there ? one : 0];
+    Tables& its = s.tables[there ? one : 0];
+    if (there && t == 0 && x.streams) {
+        const u32 behind = read_huffman(in, x.huffman, x.huffman_bytes, its);
+        x.payload = x.huffman == x.literals ? behind : x.literals;
+        if (!behind) s.failed = true;
+    } else if (there && t == OF_ONE / 2 && x.sequence_count && !take_all_shares(in, x, its)) {
+        s.failed = true;
     }
     if (failed(s)) return;
-    if (t < STREAMS * s.sections) {
-        const u32 one = t / STREAMS, stream = t % STREAMS;
-        const Section& x = s.section[one];
+    const int which = t / (OF_ONE / STREAMS);
+    const bool first = there && t % (OF_ONE / STREAMS) == 0;
+    if (first && which < static_cast<int>(x.streams)) {
         u8* const to = reinterpret_cast<u8*>(room) + x.room;
-        if (stream < x.streams && !decode_literals(in, x, stream, s.tables[one], to)) s.failed = true;
+        if (!decode_literals(in, x, which, its, to)) s.failed = true;
     }
     if (failed(s)) return;
-    if (t < KINDS * s.sections && s.section[t / KINDS].sequence_count) {
-        const int kind = t % KINDS;
-        Tables& its = s.tables[t / KINDS];
+    if (first && which < KINDS && x.sequence_count) {
+        const int kind = which;
         u32* const states = its.states(kind);
         if (its.log[kind]) {
             spread(states, its.shares[kind], codes(kind), its.log[kind], s.bits[kind]);
@@ -521,10 +531,7 @@ __device__ void decode_streams(Bytes in, u64* room, Shared& s) {
         }
     }
     __syncthreads();
-    if (t < s.sections) {
-        Section& x = s.section[t];
-        if (x.sequence_count && !decode_sequences(in, x, s.tables[t], s, room + x.entries)) s.failed = true;
-    }
+    if (there && t == 0 && x.sequence_count && !decode_sequences(in, x, its, s, room + x.entries)) s.failed = true;
 }
 
 // Decodes the frames of a chunk. `next` is called by one thread, and makes the next frame known: as of Next.
@@ -566,22 +573,22 @@ __device__ bool decode(Bytes in, u64* room, u32 room_bytes, Shared& s, Open next
     }
 }
 
-// What a kernel does. `one` decodes a chunk: it is called by all threads, which it gives the same answer, false where the
-// chunk cannot be decoded. How many cannot is added to `failures`. Each thread block takes one chunk after the other.
-// The chunks begin in units of 16 bytes from `from`, and their output from `to`. Each thread block has `room_bytes` of
-// `rooms`.
+// What a kernel does. `one` decodes one of `parts` of a chunk: it is called by all threads, which it gives the same
+// answer, false where the part cannot be decoded. How many cannot is added to `failures`. Each thread block takes one
+// part after the other. The chunks begin in units of 16 bytes from `from`, and their output from `to`. Each thread
+// block has `room_bytes` of `rooms`.
 template <class One>
-__device__ void decode_each(const Chunks& chunks, int count, const u64* from, u8* to, u64* rooms, u32 room_bytes,
-                            u32* failures, One one) {
+__device__ void decode_each(const Chunks& chunks, int count, int parts, const u64* from, u8* to, u64* rooms,
+                            u32 room_bytes, u32* failures, One one) {
     extern __shared__ u64 shared_memory[];
     Shared& s = *reinterpret_cast<Shared*>(shared_memory);
     make_codes(s);
     u64* const room = rooms + static_cast<u64>(blockIdx.x) * (room_bytes / 8);
-    for (int i = blockIdx.x; i < count; i += gridDim.x) {
-        const Chunk& chunk = chunks.chunk[i];
+    for (int i = blockIdx.x; i < count * parts; i += gridDim.x) {
+        const Chunk& chunk = chunks.chunk[i / parts];
         const Bytes in = {from + 2 * static_cast<u64>(chunk.at)};
         __syncthreads();
-        const bool right = one(in, chunk, to + 16 * static_cast<u64>(chunk.to), room, s);
+        const bool right = one(in, chunk, i % parts, to + 16 * static_cast<u64>(chunk.to), room, s);
         if (!right && threadIdx.x == 0) atomicAdd(failures, 1u);
     }
 }

@@ -4,8 +4,8 @@
 //
 //     block     [bytes: 4][frame of zstd], or several of them, for some bytes of all elements each
 //
-// A block is decoded to the room of the thread block, which takes one chunk after the other. From there its elements
-// are put together again (where blosc has shuffled them) by all threads. A chunk with another compressor in it, or with
+// Some thread blocks share a chunk: each decodes some of its blocks, one after the other, to a room of its own. From
+// there the elements are put together again (where blosc has shuffled them) by all threads. A chunk with another compressor in it, or with
 // blocks of more than MOST_BLOCK bytes, counts as failed.
 //
 // Macros: those of common/zstd.cuh. Launch: THREADS threads in one dimension, with SHARED_BYTES of shared memory.
@@ -23,18 +23,20 @@ constexpr u32 NO_BLOCK = ~0u;
 // A chunk, and where one thread is in it.
 struct Container {
     u32 bytes, to_bytes, size, block, blocks, flags;  // `size`: of an element
-    u32 next, split, splits, at;
+    u32 next, stop, split, splits, at;
 
-    // False where it is none.
-    __device__ bool open(Bytes in, const Chunk& chunk) {
+    // Finds one of so many parts. False where the chunk is no container.
+    __device__ bool open(Bytes in, const Chunk& chunk, u32 part, u32 parts) {
         bytes = chunk.bytes;
         to_bytes = chunk.to_bytes;
-        next = split = 0;
+        split = 0;
         if (bytes < 16 || in[0] != VERSION) return false;
         flags = in[2];
         size = in[3];
         block = static_cast<u32>(in.from(8));
         blocks = block ? (to_bytes + block - 1) / block : 0;
+        next = static_cast<u64>(part) * blocks / parts;
+        stop = static_cast<u64>(part + 1) * blocks / parts;
         const bool sized = static_cast<u32>(in.from(4)) == to_bytes && static_cast<u32>(in.from(12)) == bytes;
         const bool simple = flags >> 5 == ZSTD && !(flags & NOT_COMPRESSED);
         return sized && simple && size && block && block <= min(to_bytes, MOST_BLOCK) && blocks <= (bytes - 16) / 4;
@@ -45,7 +47,7 @@ struct Container {
     }
     // The next frame, for a block that is decoded to `to`.
     __device__ Next find(Bytes in, Frame& frame, u8* to) {
-        if (next == blocks) return NOTHING;
+        if (next == stop) return NOTHING;
         const u32 length = bytes_of(next);
         if (split == 0) {
             at = static_cast<u32>(in.from(16 + 4 * next));
@@ -103,12 +105,12 @@ __device__ void unshuffle(const Container& c, const u8* from, u8* to, u32 bytes)
 
 // The arguments are those of `decode_each`.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-blosc(Chunks chunks, int count, const u64* from, u8* to, u64* rooms, u32 room_bytes, u32* failures) {
+blosc(Chunks chunks, int count, int parts, const u64* from, u8* to, u64* rooms, u32 room_bytes, u32* failures) {
     const u32 rest = room_bytes - MOST_BLOCK;  // of the room, beside a block
-    const auto one = [&](Bytes in, const Chunk& chunk, u8* output, u64* room, Shared& s) {
+    const auto one = [&](Bytes in, const Chunk& chunk, int part, u8* output, u64* room, Shared& s) {
         u8* const block = reinterpret_cast<u8*>(room) + rest;
         Container container;
-        if (!container.open(in, chunk)) return false;
+        if (!container.open(in, chunk, part, parts)) return false;
         const bool shuffled = container.shuffled();
         const auto next = [&](Frame& frame) {
             return container.find(in, frame, shuffled ? block : output + container.next * container.block);
@@ -120,5 +122,5 @@ blosc(Chunks chunks, int count, const u64* from, u8* to, u64* rooms, u32 room_by
         };
         return decode(in, room, rest, s, next, finished);
     };
-    decode_each(chunks, count, from, to, rooms, room_bytes, failures, one);
+    decode_each(chunks, count, parts, from, to, rooms, room_bytes, failures, one);
 }

@@ -100,9 +100,9 @@ class SeveralSession:
         """Delegates to the first device: memory that is pinned for one device is pinned for all."""
         return self.sessions[0].host_buffers(count, nbytes)
 
-    def prepare(self, buffer: Bytes) -> None:
+    def prepare(self, buffer: Bytes, used: int | None = None) -> None:
         """Delegates to the first session."""
-        self.sessions[0].prepare(buffer)
+        self.sessions[0].prepare(buffer, used)
 
     def prepared(self, buffer: Bytes) -> bool:
         """Delegates to the first session."""

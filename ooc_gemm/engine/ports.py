@@ -329,12 +329,12 @@ class HostMemory(Protocol):
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
         """Return host memory for slots, which has not been touched yet."""
 
-    def prepare(self, buffer: Bytes) -> None:
-        """Make a host buffer ready to be copied at full speed. This is called before each copy from or to
-        it."""
+    def prepare(self, buffer: Bytes, used: int | None = None) -> None:
+        """Make a host buffer ready to be copied at full speed. This is called before each copy from or to it,
+        when no other one is under way. `used`: bytes at its beginning that are copied; None: all."""
 
     def prepared(self, buffer: Bytes) -> bool:
-        """Whether `prepare` has made the buffer ready."""
+        """Whether `prepare` has made all of the buffer ready."""
 
     def release(self, buffers: list[Bytes]) -> None:
         """Undo what `prepare` has done for some buffers, from and to which nothing is copied any more."""

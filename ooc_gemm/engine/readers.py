@@ -51,7 +51,7 @@ def read(
                 if onward and (arrived := onward.ended()):
                     ring.release(slot, task, arrived)
                 else:
-                    session.prepare(slot.data)
+                    session.prepare(slot.data, _used(slot))
                     _upload(ring, session, slot, task, aside)
     except Stopped:
         pass
@@ -78,6 +78,14 @@ def _start(
         if onward:
             onward.pinned = session.prepared(slot.data)
     return source.start(piece, slot.data, onward), onward
+
+
+def _used(slot: Slot) -> int | None:
+    """Return the bytes at the beginning of a slot that are used, where it holds a chunk as it is stored."""
+    view = slot.view
+    if view is None or view.ndim > 1:
+        return None
+    return int(view.ctypes.data) + view.nbytes - int(slot.data.ctypes.data)
 
 
 def _upload(ring: Ring, session: Uploads, slot: Slot, task: Task, aside: bool = False) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..support.intervals import ceil_div, touches
 from .candidates import Candidate
-from .ledger import decoded_at_once, slot_bytes
+from .ledger import decoders, parts_of, slot_bytes
 from .machine import Budget, Rates
 from .panels import MORE_BUFFERS
 from .problem import Matrix, Problem, rows_apart
@@ -134,8 +134,8 @@ class CostModel:
         parts = c.grid[0] * (ceil_div(p.n, x.bn) if p.found_bytes else c.grid[1])
         stages = {
             "read": self._read_seconds(x, reads, slot),
-            "upload": self._uploaded_bytes(x, reads) / rates.upload + self._unpacking_seconds(x, reads),
-            "compute": self._compute_seconds(x),
+            "upload": self._uploaded_bytes(x, reads) / rates.upload,
+            "compute": self._compute_seconds(x) + self._unpacking_seconds(x, reads),
             "download": downloaded_bytes(p) / rates.download,
             "write": written * c.itemsize / rates.write * sharing
             + self._handed(x, parts) * rates.piece_seconds,
@@ -280,16 +280,18 @@ class CostModel:
         return cache + (read + handling if rates.shared else max(read, handling))
 
     def _unpacking_seconds(self, x: Candidate, reads: list[Reads]) -> float:
-        """Seconds in which a device decodes chunks: as many at a time as a turn brings, within those that it
-        has memory for. Copies to the device wait meanwhile."""
+        """Seconds in which a device decodes chunks: those that a turn brings at the same time, in as many
+        times as its memory for them asks for. Some take as long as one. It multiplies nothing meanwhile."""
         unpacked = sum(each.times * each.unpacked for each in reads)
         if not unpacked:
             return 0.0
-        p, k = self._problem, x.panels.deepest
-        panels = ((p.a, x.bm * k), (p.b, k * x.bn))
-        brought = sum(size / (s.chunk_rows * s.chunk_cols) for s, size in panels if s.encoded)
-        at_once = max(1.0, min(brought, decoded_at_once(p, self._budget)))
-        return unpacked / (at_once * self.rates.unpack)
+        p = self._problem
+        turns = count_blocks(p, x.bm, x.bn, x.panels.narrowing) * max(1, len(x.panels))
+        sent = [s for s in (p.a, p.b) if s.encoded]
+        chunk, parts = max(s.chunk_bytes for s in sent), min(parts_of(s) for s in sent)
+        brought = unpacked / chunk / turns
+        times = turns * max(1.0, math.ceil(brought / decoders(p, self._budget).chunks))
+        return min(times, unpacked / chunk) * chunk / parts / self.rates.unpack
 
     def _uploaded_bytes(self, x: Candidate, reads: list[Reads]) -> float:
         p = self._problem

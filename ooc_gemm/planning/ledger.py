@@ -1,6 +1,7 @@
 """The ledger: which part of a plan holds how many bytes of the host budget and of the device budget."""
 
 import math
+from typing import NamedTuple
 
 from ..support.intervals import band_rows, ceil_div, round_up
 from .candidates import Candidate
@@ -24,8 +25,10 @@ DECODED = 8
 MOST_DECODED = 128
 """Most chunks that a device decodes at a time: the kernels take no more."""
 DECODING_ROOM = 3 * MiB
-"""Bytes in which a device decodes one chunk, beside what is stored and what becomes of it: 2 MiB for what is
-decoded of some blocks of zstd (half a MiB for one, at most), and 1 MiB for a block of blosc."""
+"""Bytes in which a device decodes one part of a chunk, beside what is stored and what becomes of it: 2 MiB
+for what is decoded of some blocks of zstd (half a MiB for one, at most), and 1 MiB for a block of blosc."""
+DECODED_PART = 2 * MiB
+"""Decoded bytes of a part of a chunk that is made of blocks of its own, as those of blosc are."""
 
 DECODING_PADDING = 32
 """Bytes that follow a stored chunk on a device: kernels read whole words."""
@@ -119,7 +122,7 @@ def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> 
         "panels": _panels(p, x, rows) * p.panel_itemsize,
         "C blocks": x.c_buffers * rows * bn * p.block_itemsize,
         "workspace": budget.workspace + budget.step + staged_bytes(budget, x.ring.readers, slot) + scratch,
-    } | ({"decoding": nbytes} if (nbytes := decoding_bytes(p, budget)) else {})
+    } | ({"decoding": nbytes} if (nbytes := decoders(p, budget).nbytes) else {})
 
 
 def _panels(p: Problem, x: Candidate, rows: int) -> int:
@@ -147,28 +150,43 @@ def staged_bytes(budget: Budget, readers: int, slot: int) -> int:
     return area * (1 + on_their_way)
 
 
-def decoded_at_once(p: Problem, budget: Budget) -> int:
-    """Return how many chunks a device may decode at a time; 0 where it decodes none."""
-    each = sum(decoding_areas(p))
-    most = min(MOST_DECODED, budget.decodes)
-    return min(most, budget.device // DECODED // each) if each and budget.device else 0
+class Decoders(NamedTuple):
+    """How a device decodes chunks."""
+
+    chunks: int = 0
+    """Most chunks that it decodes at a time; 0 where it decodes none."""
+    parts: int = 0
+    """Most parts of them."""
+    stored: int = 0
+    """Bytes for a chunk as it is stored. There are twice as many of these areas as chunks, because others
+    arrive while some are decoded."""
+    decoded: int = 0
+    """Bytes for a decoded chunk."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the device's memory, with those for the number of chunks that it could not decode."""
+        areas = self.chunks * (2 * self.stored + self.decoded)
+        return areas + self.parts * DECODING_ROOM + (STAGED_ALIGN if self.chunks else 0)
 
 
-def decoding_areas(p: Problem) -> tuple[int, int, int]:
-    """Return the bytes in which a device holds a chunk as it is stored, the decoded chunk, and what it needs
-    to decode it. All are 0 where it decodes none."""
+def decoders(p: Problem, budget: Budget) -> Decoders:
+    """Return how a device decodes chunks."""
     found = [s for s in (p.a, p.b) if s.encoded]
-    if not found:
-        return 0, 0, 0
-    stored = max(s.largest_stored for s in found) + DECODING_PADDING
-    decoded = max(s.chunk_bytes for s in found)
-    return round_up(stored, STAGED_ALIGN), round_up(decoded, STAGED_ALIGN), DECODING_ROOM
+    if not found or not budget.device:
+        return Decoders()
+    stored = round_up(max(s.largest_stored for s in found) + DECODING_PADDING, STAGED_ALIGN)
+    decoded = round_up(max(s.chunk_bytes for s in found), STAGED_ALIGN)
+    parts, fewest = max(parts_of(s) for s in found), min(parts_of(s) for s in found)
+    most = min(MOST_DECODED, max(1, budget.decodes // fewest))
+    chunks = min(most, budget.device // DECODED // (2 * stored + decoded + parts * DECODING_ROOM))
+    return Decoders(chunks, min(budget.decodes, chunks * parts), stored, decoded) if chunks else Decoders()
 
 
-def decoding_bytes(p: Problem, budget: Budget) -> int:
-    """Return the bytes of a device's memory in which it decodes chunks."""
-    at_once = decoded_at_once(p, budget)
-    return at_once * sum(decoding_areas(p)) + (STAGED_ALIGN if at_once else 0)
+def parts_of(s: Matrix) -> int:
+    """Return the parts of a chunk that a device decodes at the same time: some blocks of blosc each, or the
+    frame of zstd."""
+    return ceil_div(s.chunk_bytes, DECODED_PART) if s.encoded == "blosc" else 1
 
 
 def staged_area(slot: int) -> int:

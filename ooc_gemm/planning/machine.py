@@ -39,8 +39,8 @@ class Rates:
     decode: float = math.inf
     """Decoded bytes per second of all readers, for chunks that must be decoded."""
     unpack: float = 0.0
-    """Decoded bytes per second of one chunk that a device decodes, beside others; 0 where that is not
-    known."""
+    """Decoded bytes per second of one part of a chunk that a device decodes, beside others; 0 where that is
+    not known."""
     touch: float = 6e9
     """Bytes a second at which fresh host memory can be had (and made ready for copies to the device). The
     system clears each page first."""
@@ -130,7 +130,7 @@ class Budget:
     in_memory: bool = False
     """Whether all inputs are files in memory (`StoreTraits.asynchronous`)."""
     decodes: int = 0
-    """Most chunks that the device decodes at a time (`Limits.decodes`)."""
+    """Most parts of chunks that the device decodes at a time (`Limits.decodes`)."""
     linked: bool = True
     """Whether devices can read each other's memory. Then the panels of op(B) are uploaded to one of them,
     from which the others take them."""

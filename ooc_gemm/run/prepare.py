@@ -17,7 +17,7 @@ from ..engine.ports import Limits, Operation
 from ..engine.reduction import record_bytes, score_type
 from ..planning import layouts
 from ..planning.chunk_set import ChunkSet
-from ..planning.ledger import decoded_at_once
+from ..planning.ledger import decoders, parts_of
 from ..planning.machine import Budget, Rates
 from ..planning.plan import Plan
 from ..planning.problem import Problem
@@ -229,8 +229,8 @@ def _sent(problem: Problem, inputs: Inputs, budget: Budget, rates: Rates) -> Pro
     a = replace(problem.a, encoded=inputs.a.source.sends)
     b = replace(problem.b, encoded=inputs.b.source.sends)
     found = replace(problem, a=a, b=b)
-    chunks = max((math.prod(s.grid) for s in (a, b) if s.encoded), default=0)
-    at_once = min(chunks, decoded_at_once(found, budget))
+    parts = max((math.prod(s.grid) * parts_of(s) for s in (a, b) if s.encoded), default=0)
+    at_once = min(parts, decoders(found, budget).parts)
     return found if at_once * rates.unpack > rates.decode else None
 
 

@@ -17,6 +17,7 @@ from ooc_gemm import StoreError
 from ooc_gemm.devices.cuda import rates
 from ooc_gemm.planning import ledger
 from ooc_gemm.planning.schedule import cut
+from ooc_gemm.storage.io import files
 from ooc_gemm.storage.read import compressed, inputs
 
 RNG = np.random.default_rng(8)
@@ -76,6 +77,50 @@ def test_products_of_what_the_device_decodes(dtype, ops, codec):
     assert found.bytes_read == found.plan.bytes_read == found.bytes_uploaded
     assert "decoding" in found.plan.device_ledger
     assert "chunks of A and B are decoded on the device" in " ".join(str(found.plan).split())
+
+
+@pytest.mark.parametrize("codecs", [(ZSTD, ZSTD), (BLOSC, BLOSC), (ZSTD, None), (CHECKSUM, ZSTD)])
+def test_files_in_memory_are_read_in_the_background(memory, monkeypatch, codecs):
+    """Where all chunks are raw or go to the device."""
+    monkeypatch.chdir(memory)
+    begun, real = [], files.start_read
+
+    def start_read(jobs, *given):
+        begun.append(jobs)
+        return real(jobs, *given)
+
+    monkeypatch.setattr(files, "start_read", start_read)
+    x, y, wanted = matrices(shape=(600, 500, 400))
+    stored(x, y, codecs)
+    found, c = product()
+    assert np.array_equal(c, wanted.real)
+    assert bool(found.plan.problem.a.encoded) is (codecs[0] is not CHECKSUM)
+    assert len(begun) >= 42 + 28 * (codecs[0] is not CHECKSUM)
+    assert decoded(found.plan.problem.b.encoded or "zstd")
+    assert found.bytes_uploaded == found.plan.bytes_uploaded
+    assert found.bytes_read == found.plan.bytes_read
+
+
+def test_chunks_in_memory_that_have_changed_are_not_taken(memory, monkeypatch):
+    monkeypatch.chdir(memory)
+    x, y, _ = matrices()
+    stored(x, y)
+    opened = inputs.open_input("a").sending().source
+    piece = next(cut("a", opened.matrix, (0, CHUNKS[0]), (0, CHUNKS[1]), 1 << 20))
+    slot = np.empty(1 << 16, "u1")
+    path, good = Path("a/c/0/0"), Path("a/c/0/0").read_bytes()
+    assert opened.asynchronous
+    assert opened.start(piece, slot)()[0].tobytes() == good
+    path.write_bytes(good[:-9])  # shorter: it comes as it is, and the device finds out
+    view, nbytes = opened.start(piece, slot)()
+    assert (view.ndim, nbytes) == (1, len(good) - 9)
+    make("other", x[: CHUNKS[0], : CHUNKS[1]], compressors=CHECKSUM, chunks=CHUNKS)
+    shutil.copy("other/c/0/0", path)
+    view, _ = opened.start(piece, slot)()
+    assert np.array_equal(view, x[: CHUNKS[0], : CHUNKS[1]])
+    path.unlink()
+    with pytest.raises(StoreError, match="chunk c/0/0 is gone"):
+        opened.start(piece, slot)()
 
 
 @pytest.mark.parametrize("codecs", [(ZSTD, None), (None, ZSTD), (ZSTD, LZ4)])
@@ -159,6 +204,18 @@ def test_chunks_that_are_missing(fill):
 def test_frames_with_checksums_are_decoded_on_the_host():
     x, y, wanted = matrices()
     stored(x, y, (CHECKSUM, ZSTD))
+    shutil.move("a", "other")
+    make("a", x, compressors=ZSTD, chunks=CHUNKS)
+    shutil.copy("other/c/1/1", "a/c/1/1")
+    found, c = product()
+    assert np.array_equal(c, wanted.real)
+    assert found.plan.problem.a.encoded
+    assert decoded()
+
+
+def test_arrays_with_checksums_are_decoded_on_the_host():
+    x, y, wanted = matrices()
+    stored(x, y, (CHECKSUM, ZSTD))
     _, c = product()
     assert np.array_equal(c, wanted.real)
     assert decoded()
@@ -228,7 +285,7 @@ def test_what_the_device_alone_cannot_decode_is_decoded_on_the_host(monkeypatch,
     if beta:
         make("c", old, compressors=None, chunks=CHUNKS)
 
-    def failing(self, grid, frames, count, stored, to, rooms, room_bytes, failed):
+    def failing(self, grid, frames, count, parts, stored, to, rooms, room_bytes, failed):
         cupy_on_cpu.matrix(failed, 1, 1, 1, "u4")[...] += np.uint32(1)
 
     monkeypatch.setattr(cupy_on_cpu.Kernel, "zstd", failing)

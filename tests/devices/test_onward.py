@@ -242,7 +242,7 @@ def test_no_slot_is_pinned_where_there_are_places(memory, monkeypatch, devices):
     pinned = []
 
     class Session(CUDASession):
-        def prepare(self, buffer):
+        def prepare(self, buffer, used=None):
             pinned.append(len(buffer))
             super().prepare(buffer)
 

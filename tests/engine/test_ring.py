@@ -86,7 +86,7 @@ def test_readers_do_not_wait_for_an_answer_that_takes_long():
             return slot.reshape(1, 1), 1
 
     class Memory:
-        def prepare(self, buffer):
+        def prepare(self, buffer, used=None):
             pass
 
         def upload(self, view, piece, buffer):

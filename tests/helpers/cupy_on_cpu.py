@@ -272,7 +272,7 @@ class Kernel(OzakiKernels):
     def blosc(self, grid, *args):
         self._decode(numcodecs.Blosc(), *args)
 
-    def _decode(self, codec, chunks, count, stored, to, rooms, room_bytes, failed):
+    def _decode(self, codec, chunks, count, parts, stored, to, rooms, room_bytes, failed):
         for at, nbytes, place, wanted in np.frombuffer(chunks, "u4").reshape(-1, 4)[:count].tolist():
             data = ctypes.string_at(stored + 16 * at, nbytes)
             out = np.frombuffer((ctypes.c_char * wanted).from_address(to + 16 * place), "u1")

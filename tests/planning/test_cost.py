@@ -6,6 +6,7 @@ import pytest
 
 from ooc_gemm.planning.candidates import Candidate, Ring
 from ooc_gemm.planning.cost import CostModel, taking_turns
+from ooc_gemm.planning.ledger import DECODED, DECODING_ROOM, decoders, parts_of
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.panels import Panels
 from ooc_gemm.planning.problem import Matrix, Problem
@@ -100,7 +101,7 @@ def test_kernels_take_no_less_time_than_their_calls():
 
 def test_chunks_that_a_device_decodes():
     """They are uploaded as they are stored, and as many are decoded at a time as a turn brings, within those
-    that the device decodes at a time."""
+    that the device decodes at a time. It multiplies nothing meanwhile."""
     side, chunk, stored = 4096, 512 * 512 * 4, 300_000
     raw = Matrix(side, side, 4, 512, 512)
     whole = replace(raw, whole=True, stored=(stored,) * 64)
@@ -118,8 +119,24 @@ def test_chunks_that_a_device_decodes():
     assert here["read"] == pytest.approx(64 * chunk / 1e8, rel=1e-2)
     assert there["read"] < 0.01 * here["read"]
     assert here["upload"] == pytest.approx(2 * 64 * chunk / 1e9)
-    copied = 64 * (chunk + stored) / 1e9
-    assert there["upload"] == pytest.approx(copied + 64 * chunk / (16 * 1e7))  # a panel has 16 chunks
-    assert stages(sent, raw, 4)["upload"] == pytest.approx(copied + 64 * chunk / (4 * 1e7))
-    both = stages(sent, sent, 100)["upload"]
-    assert both == pytest.approx(2 * 64 * stored / 1e9 + 2 * 64 * chunk / (32 * 1e7))
+    assert there["upload"] == pytest.approx(64 * (chunk + stored) / 1e9)
+    assert there["compute"] == pytest.approx(64 * chunk / (16 * 1e7))  # a panel has 16 chunks
+    assert stages(sent, raw, 4)["compute"] == pytest.approx(64 * chunk / (4 * 1e7))
+    both = stages(sent, sent, 100)
+    assert both["upload"] == pytest.approx(2 * 64 * stored / 1e9)
+    assert both["compute"] == pytest.approx(2 * 64 * chunk / (32 * 1e7))
+
+
+@pytest.mark.parametrize(("codec", "parts"), [("zstd", 1), ("blosc", 4)])
+def test_parts_of_a_chunk_are_decoded_at_the_same_time(codec, parts):
+    side, stored = 8192, 2 * MiB
+    s = Matrix(side, side, 4, 1024, 2048, whole=True, stored=(stored,) * 32, encoded=codec)
+    p = Problem(side, side, side, s, replace(s, encoded=""), s, 4, 4)
+    found = decoders(p, Budget(4 << 30, 0, 4 << 30, decodes=32))
+    assert parts_of(s) == parts
+    assert found.parts == min(32, found.chunks * parts)
+    assert found.chunks == {"zstd": 32, "blosc": 8}[codec]
+    assert found.nbytes >= found.chunks * (2 * stored + 8 * MiB) + found.parts * DECODING_ROOM
+    few = decoders(p, Budget(4 << 30, 0, 1 << 30, decodes=32))
+    assert 0 < few.chunks < found.chunks
+    assert 0 < few.nbytes - 512 <= (1 << 30) // DECODED

@@ -309,7 +309,7 @@ def test_slots_for_writing_are_ready_before_they_are_used():
             slots[:] = [buffer.ctypes.data for buffer in found]  # those for writing come last
             return found
 
-        def prepare(self, buffer):
+        def prepare(self, buffer, used=None):
             ready.add(buffer.ctypes.data)
 
     ones = np.ones((4, 4))

@@ -61,7 +61,7 @@ class HostMemory:
         """Returns plain memory, which is page-aligned for direct reads and writes."""
         return page_aligned(count, nbytes)
 
-    def prepare(self, buffer: Bytes) -> None:
+    def prepare(self, buffer: Bytes, used: int | None = None) -> None:
         """Does nothing: the CPU can copy from any memory."""
 
     def release(self, buffers: list[Bytes]) -> None:

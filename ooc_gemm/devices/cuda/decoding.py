@@ -3,8 +3,9 @@ and blosc.cu).
 
 slot ──copy──► stored │ stored │ …  ──all at once──► decoded │ decoded │ …  ──one by one──► panel
 
-Everything happens in the stream for uploads, so memory is used again as soon as work on it has been given to
-the stream.
+Copies have a stream of their own, and stored chunks two places, so some arrive while others are decoded.
+Everything else happens in the stream for uploads, so memory is used again as soon as work on it has been
+given to the stream.
 """
 
 from collections.abc import Callable
@@ -22,8 +23,8 @@ from ...planning.ledger import (
     DECODING_ROOM,
     MOST_DECODED,
     STAGED_ALIGN,
-    decoded_at_once,
-    decoding_areas,
+    decoders,
+    parts_of,
 )
 from ...planning.plan import Plan
 from ...planning.schedule import Piece
@@ -59,24 +60,27 @@ class Decoding:
     """Decodes the chunks of one run. Any thread may call its methods."""
 
     def __init__(
-        self, device: GPU, plan: Plan, memory: Any, host: Bytes, timing: Timing, stream: Any,
+        self, device: GPU, plan: Plan, memory: Any, host: Bytes, timing: Timing, stream: Any, copies: Any,
         place: Callable[[Decoded], None],
     ):  # fmt: skip
-        """memory: of the device, `decoding_bytes` of it. host: some pinned memory. stream: in which all
-        happens. place: starts to bring a decoded piece to its panel, in the stream."""
+        """memory: of the device, as much as `Decoders` say. host: some pinned memory. stream: for uploads.
+        copies: the one for copies of stored chunks. place: starts to bring a decoded piece to its panel, in
+        the stream for uploads."""
         p, self._device, self._timing, self._stream = plan.problem, device, timing, stream
-        self._place, self._lock = place, Lock()
-        self._most = decoded_at_once(p, plan.budget)
-        stored, self._decoded_area, _ = decoding_areas(p)
+        self._copies, self._place, self._lock = copies, place, Lock()
+        self._most, self._parts, stored, self._decoded_area = decoders(p, plan.budget)
         self._matrices = {"a": p.a, "b": p.b}
         self._types = {name: np.dtype(dtype) for name, dtype in zip("ab", p.types, strict=False)}
         self._failed, self._found = memory.data.ptr, host[:4].view(np.uint32)
         self._stored, self._room = self._failed + STAGED_ALIGN, self._most * stored
-        self._decoded = self._stored + self._room
+        self._other = self._stored + self._room
+        """Where chunks arrive now, and where those before are decoded."""
+        self._decoded = self._other + self._room
         self._rooms = self._decoded + self._most * self._decoded_area
         self._found[0] = 0
         driver.fill(self._failed, 0, 4, stream)
-        names = {s.encoded for s in (p.a, p.b) if s.encoded}
+        self._parts_of = {s.encoded: parts_of(s) for s in (p.a, p.b) if s.encoded}
+        names = sorted(self._parts_of)
         configs = {name: preparations.decode(name, device.shared_bytes) for name in names}
         self._kernels = {name: (config, load(config)[name]) for name, config in configs.items()}
         self._waiting: list[Decoded] = []
@@ -84,16 +88,27 @@ class Decoding:
         """Where chunks lie that are waiting, by what has compressed them: in what is stored and in what is
         decoded, in units of UNIT bytes, and how long both are."""
         self._used = 0
+        self._free: Event | None = None
+        """The event after which chunks may arrive where they arrive now, if they must wait."""
+        self._free_before: Event | None = None
+        """The same of the other place."""
+
+    def takes(self, piece: Piece) -> bool:
+        """Whether pieces of its operand are decoded here."""
+        return piece.source in self._matrices and bool(self._matrices[piece.source].encoded)
 
     def upload(self, data: Array, piece: Piece, buffer: int) -> Event:
         """Start to copy a chunk as it is stored, of which a piece goes to a panel. `data` may change once the
         event has completed. The chunk is decoded with others."""
-        stream, size = self._stream, len(data)
+        stream, size = self._copies, len(data)
         s, dtype = self._matrices[piece.source], self._types[piece.source]
         (i, j), row, col = piece.chunk, piece.rows[0], piece.cols[0]
         with self._lock:
             if len(self._waiting) == self._most or self._used + size + DECODING_PADDING > self._room:
                 self._decode()
+            if self._free:
+                driver.wait(stream.ptr, self._free)
+                self._free = None
             number, at = len(self._waiting), self._stored + self._used
             start = self._timing.begin_copy(UPLOAD, stream)
             driver.copy(TO_DEVICE, at, size, data.ctypes.data, size, size, 1, stream.ptr)
@@ -115,6 +130,7 @@ class Decoding:
         stream = self._stream
         if not self._waiting:
             return
+        driver.wait(stream.ptr, self._timing.points.record(self._copies.ptr))
         start = self._timing.begin(stream)
         memory = (
             np.uintp(self._stored), np.uintp(self._decoded), np.uintp(self._rooms), np.uint32(DECODING_ROOM),
@@ -126,19 +142,22 @@ class Decoding:
             config, kernel = self._kernels[name]
             table = np.zeros((MOST_DECODED, 4), np.uint32)
             table[: len(chunks)] = chunks
-            args = np.void(table.tobytes()), np.int32(len(chunks)), *memory
-            kernel((len(chunks),), config.block, args, stream, config.shared_bytes)
+            parts = self._parts_of[name]
+            args = np.void(table.tobytes()), np.int32(len(chunks)), np.int32(parts), *memory
+            grid = (min(self._parts, len(chunks) * parts),)
+            kernel(grid, config.block, args, stream, config.shared_bytes)
             chunks.clear()
+        free = self._timing.points.record(stream.ptr)
         self._device.runtime.memcpyAsync(self._found.ctypes.data, self._failed, 4, _TO_HOST, stream.ptr)
         for decoded in self._waiting:
             self._place(decoded)
         self._timing.end(DECODE, start, stream, 0)
+        self._stored, self._other = self._other, self._stored
+        self._free, self._free_before = self._free_before, free
         self._waiting.clear()
         self._used = 0
 
     def check(self) -> None:
         """Raise UndecodedError where a chunk could not be decoded of those whose work has completed."""
-        if failed := int(self._found[0]):
-            raise UndecodedError(
-                f"{self._device.name} could not decode {failed} of the chunks that it was given"
-            )
+        if self._found[0]:
+            raise UndecodedError(f"{self._device.name} could not decode some of the chunks that it was given")

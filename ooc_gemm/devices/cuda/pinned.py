@@ -10,6 +10,9 @@ from ...support.intervals import round_up
 from .gpu import GPU
 from .gpus import CUDA_FULL
 
+SPARE = 8
+"""One in so many bytes is pinned beyond those that are used of a buffer: the next piece may have a few
+more."""
 _PORTABLE = 1
 """cudaHostRegisterPortable: memory is pinned for all devices."""
 
@@ -19,36 +22,47 @@ class HostMemory:
 
     def __init__(self, device: GPU):
         self._device = device
-        self._pinned: dict[int, Bytes] = {}
+        self._pinned: dict[int, tuple[Bytes, int]] = {}
+        """Buffers by their identity, and how many bytes of each are pinned."""
         self._pinning = Lock()
 
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
         """Returns page-aligned memory, which `prepare` pins."""
         return page_aligned(count, nbytes)
 
-    def prepare(self, buffer: Bytes) -> None:
+    def prepare(self, buffer: Bytes, used: int | None = None) -> None:
         """Pins a buffer when it is first used. By then many threads at once have touched its pages, after
-        which pinning costs 25 ms/GiB instead of 400 (H200 machine). One thread pins at a time, as the driver
-        does anyway, because copies can start between two calls only if no third one waits."""
-        if id(buffer) in self._pinned:
+        which pinning costs 25 ms/GiB instead of 400 (H200 machine). So pages that are not used are not
+        pinned. One thread pins at a time, as the driver does anyway, because copies can start between two
+        calls only if no third one waits."""
+        used = buffer.nbytes if used is None else used
+        if self._pinned_of(buffer) >= used:
             return
+        runtime = self._device.runtime
         self._device.use()
         with self._pinning:
-            if id(buffer) in self._pinned:  # by another reader that has the piece, too: the plan keeps it
+            pinned = self._pinned_of(buffer)
+            if pinned >= used:  # by another reader that has the piece, too: the plan keeps it
                 return
+            if pinned:
+                del self._pinned[id(buffer)]
+                runtime.hostUnregister(buffer.ctypes.data)
+            used = min(buffer.nbytes, used + used // SPARE)
             try:
-                self._device.runtime.hostRegister(
-                    buffer.ctypes.data, round_up(buffer.nbytes, PAGESIZE), _PORTABLE
-                )
-            except self._device.runtime.CUDARuntimeError as error:
+                runtime.hostRegister(buffer.ctypes.data, round_up(used, PAGESIZE), _PORTABLE)
+            except runtime.CUDARuntimeError as error:
                 if error.status != CUDA_FULL:
                     raise
                 raise OutOfMemoryError(NO_MEMORY) from error
-            self._pinned[id(buffer)] = buffer
+            self._pinned[id(buffer)] = buffer, used
 
     def prepared(self, buffer: Bytes) -> bool:
-        """Whether the buffer is pinned."""
-        return id(buffer) in self._pinned
+        """Whether the whole buffer is pinned."""
+        return self._pinned_of(buffer) == buffer.nbytes
+
+    def _pinned_of(self, buffer: Bytes) -> int:
+        found = self._pinned.get(id(buffer))
+        return found[1] if found else 0
 
     def release(self, buffers: list[Bytes]) -> None:
         """Unpins those of the buffers that are pinned."""
@@ -61,4 +75,4 @@ class HostMemory:
 
     def close(self) -> None:
         """Unpins all buffers."""
-        self.release(list(self._pinned.values()))
+        self.release([buffer for buffer, _ in self._pinned.values()])

@@ -31,7 +31,7 @@ from ...engine.ports import (
     Operation,
     Session,
 )
-from ...planning.ledger import PAGE, decoding_bytes, lost_bytes, panel_elements, staged_bytes
+from ...planning.ledger import PAGE, decoders, lost_bytes, panel_elements, staged_bytes
 from ...planning.plan import Plan
 from ...planning.schedule import Block, Part, Piece
 from ...support.onward import Inward, Onward
@@ -118,7 +118,7 @@ class CUDASession(HostMemory):
             others |= {("lost", c): lost_size for c in range(plan.c_buffers)}
         if staged := staged_bytes(plan.budget, plan.readers, plan.slot_bytes):
             others["staging"] = staged, np.dtype(np.uint8)
-        if decoding := decoding_bytes(plan.problem, plan.budget):
+        if decoding := decoders(plan.problem, plan.budget).nbytes:
             others["decoding"] = decoding, np.dtype(np.uint8)
         if plan.budget.step:
             others["sample"] = plan.budget.step, np.dtype(np.uint8)
@@ -175,9 +175,10 @@ class CUDASession(HostMemory):
         if decoding:
             (host,) = self.host_buffers(1, PAGE)
             self.prepare(host)
+            copies = self._streams["stored"] = cupy.cuda.Stream(non_blocking=True, priority=FIRST)
             self._decoding = Decoding(
                 self._device, plan, self._arrays["decoding"], host, self._timing, self._streams[UPLOAD],
-                self._uploads.place,
+                copies, self._uploads.place,
             )  # fmt: skip
         self._timing.open(trace, self._streams[COMPUTE])
 
@@ -195,6 +196,8 @@ class CUDASession(HostMemory):
 
     def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int) -> Onward | None:
         """Returns the place of a piece on the device (`Uploads`)."""
+        if self._decoding and self._decoding.takes(piece):
+            return None
         assert self._uploads is not None
         return self._uploads.onward(piece, dtype, buffer)
 

@@ -3,9 +3,10 @@
 file ──► scratch ──► slot      decoded to its place where the whole chunk is wanted
 """
 
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,11 @@ from ...planning.schedule import Piece
 from ...support.buffers import PAGE, Bytes, scratch
 from ...support.errors import StoreError, remedy
 from ...support.intervals import overlaps
+from ...support.onward import Onward
 from ..format.chunks import Chunks, Shards
 from ..format.codec import Compressor, longest
-from ..io import short
+from ..io import files, short
 from ..io.background import Job
-from ..io.files import LEAST_DIRECT
 from ..io.folder import Folder
 from .source import Source
 
@@ -77,6 +78,21 @@ class CompressedSource(Source):
             return None
         return data if self.compressor.can_send(data, self.matrix.chunk_bytes) else None
 
+    def file_of(self, piece: Piece) -> Job | None:
+        """Return where the chunk of a piece was stored when the array was opened; None where it was not, or
+        that is not known."""
+        s, (i, j) = self.matrix, piece.chunk
+        size = s.stored[i * s.grid[1] + j] if s.stored is not None else 0
+        if not size or self._folder is None:
+            return None
+        offset, _ = self._chunks.extent(i, j)
+        return Job(self._folder.path(self._chunks.key(i, j)), offset, size)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether files can be read in the background."""
+        return self._folder is not None and self._folder.traits.asynchronous
+
     def cancel(self) -> None:
         """Wakes all threads that wait for a chunk."""
         self._chunks.place.cancel()
@@ -111,7 +127,7 @@ class CompressedSource(Source):
         assert s.stored is not None, "it was looked at"
         for i, *_ in overlaps(*piece.rows, s.chunk_rows):
             size = s.stored[i * s.grid[1] + j]
-            if 0 < size < min(LEAST_DIRECT, self._most):
+            if 0 < size < min(files.LEAST_DIRECT, self._most):
                 offset, _ = self._chunks.extent(i, j)
                 jobs.append(Job(folder.path(self._chunks.key(i, j)), offset, size))
             else:
@@ -164,12 +180,30 @@ class EncodedSource(Source):
     """Hands chunks of another source on as they are stored, for a device that decodes them."""
 
     def __init__(self, source: CompressedSource):
-        super().__init__(source.name, source.dtype, replace(source.matrix, encoded=source.sends))
+        traits = replace(source.matrix.traits, asynchronous=source.in_memory)
+        matrix = replace(source.matrix, encoded=source.sends, traits=traits)
+        super().__init__(source.name, source.dtype, matrix)
         self.codec, self._source = source.codec, source
 
     def cancel(self) -> None:
         """Wakes all threads that wait for a chunk."""
         self._source.cancel()
+
+    def start(
+        self, piece: Piece, slot: Bytes, onward: Onward | None = None
+    ) -> Callable[[], tuple[Array, int]]:
+        """Reads files in memory in the background."""
+        read, job = partial(self.read, piece, slot), None
+        with suppress(OSError, ValueError):
+            job = self._source.file_of(piece) if self.asynchronous else None
+            if job and job.nbytes <= len(slot):
+                data = slot[: job.nbytes]
+                end = files.start_read([job], data)
+                return lambda: (data, job.nbytes) if end() and self._sends(data) else read()
+        return read
+
+    def _sends(self, data: Bytes) -> bool:
+        return self._source.compressor.can_send(data, self.matrix.chunk_bytes)
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Returns the stored bytes of the chunk, in one dimension, or decodes what cannot be handed on."""
