@@ -18,6 +18,8 @@ from .ffma import ffma, guarded
 from .precompiled import FOLDER, name_of
 
 ARCHITECTURES = "sm_80", "sm_90a", "sm_100", "sm_120"
+_SHARED_KIB = {"sm_80": 163, "sm_90a": 227, "sm_100": 227, "sm_120": 99}
+"""KiB of shared memory that a thread block may have (CUDA C Programming Guide, technical specifications)."""
 _TRANS = tuple(product((False, True), repeat=2))
 
 
@@ -26,6 +28,7 @@ def shipped(arch: str) -> list[Config]:
     without being told, and all that prepares and finishes them."""
     number = int(arch.removeprefix("sm_").removesuffix("a"))
     found = [*_products(number), *_fallbacks(str(number)), *_preparations()]
+    found += [preparations.decode(name, _SHARED_KIB[arch] << 10) for name in ("zstd", "blosc")]
     if KERNELS["ozaki2"].runs_on(number):
         found += _residues()
     return list(dict.fromkeys(found))

@@ -20,7 +20,7 @@ STAGED = 16
 STAGED_ALIGN = 512
 """Each of them begins at a multiple of so many bytes."""
 
-DECODED = 8
+DECODED = 5
 """One in so many bytes of a device's memory may hold chunks that it decodes."""
 MOST_DECODED = 128
 """Most chunks that a device decodes at a time: the kernels take no more."""

@@ -224,14 +224,20 @@ class _Planner:
 
 
 def _sent(problem: Problem, inputs: Inputs, budget: Budget, rates: Rates) -> Problem | None:
-    """Return the problem with operands whose chunks the device decodes, because it does so faster than the
-    host; None where there are none."""
+    """Return the problem with operands whose chunks the device decodes, because that takes less time,
+    although the device multiplies nothing meanwhile; None where there are none."""
     a = replace(problem.a, encoded=inputs.a.source.sends)
     b = replace(problem.b, encoded=inputs.b.source.sends)
     found = replace(problem, a=a, b=b)
-    parts = max((math.prod(s.grid) * parts_of(s) for s in (a, b) if s.encoded), default=0)
-    at_once = min(parts, decoders(found, budget).parts)
-    return found if at_once * rates.unpack > rates.decode else None
+    sent = [s for s in ((a,) if problem.symmetric else (a, b)) if s.encoded]
+    parts = max((math.prod(s.grid) * parts_of(s) for s in sent), default=0)
+    unpack = min(parts, decoders(found, budget).parts) * rates.unpack
+    if not unpack:
+        return None
+    nbytes = sum(math.prod(s.grid) * s.chunk_bytes for s in sent)
+    multiplying = problem.flops / rates.flops
+    faster = multiplying + nbytes / unpack < max(multiplying, nbytes / rates.decode)
+    return found if faster else None
 
 
 def _advised(plan: Plan) -> Plan:

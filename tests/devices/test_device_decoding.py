@@ -3,7 +3,9 @@
 import itertools
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import cupy_on_cpu
 import numpy as np
@@ -16,6 +18,8 @@ import ooc_gemm
 from ooc_gemm import StoreError
 from ooc_gemm.devices.cuda import rates
 from ooc_gemm.planning import ledger
+from ooc_gemm.planning.machine import Budget, Rates
+from ooc_gemm.planning.problem import Problem
 from ooc_gemm.planning.schedule import cut
 from ooc_gemm.storage.io import files
 from ooc_gemm.storage.read import compressed, inputs
@@ -146,6 +150,37 @@ def test_blocks_and_panels_that_cut_through_chunks(monkeypatch, dtype, ops):
     assert np.array_equal(c, wanted.real)
     assert decoded() > 8
     assert found.bytes_uploaded == found.plan.bytes_uploaded
+
+
+def test_pieces_that_stay_in_host_memory_are_decoded_again(monkeypatch):
+    x, y, wanted = matrices(shape=(600, 500, 400))
+    stored(x, y)
+    make_some = with_blocks(128, 144, 160)
+    monkeypatch.setattr(
+        ooc_gemm.run.prepare, "make_plan", lambda *given: make_some(*given).with_cache(1 << 10)
+    )
+    found, c = product(chunks=(32, 48))
+    assert np.array_equal(c, wanted.real)
+    assert found.plan.cache_slots > 10
+    assert found.bytes_read == found.plan.bytes_read < found.bytes_uploaded == found.plan.bytes_uploaded
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_the_host_decodes_while_the_device_multiplies_for_long(monkeypatch, deep):
+    """The device would multiply nothing meanwhile."""
+    x, y, _ = matrices()
+    stored(x, y)
+    monkeypatch.setattr(rates, "UNPACK", 1e7)
+    opened = [inputs.open_input(name) for name in "ab"]
+    sides = [replace(one.matrix, chunk_rows=1024, chunk_cols=1024) for one in opened]
+    sides = [replace(s, rows=8192, cols=8192, stored=(1 << 20,) * 64) for s in sides]
+    p = Problem(8192, 8192, 8192, *sides, sides[0], 4, 4)
+    given = Rates(1e12 if deep else 1e14, 1e9, 1e9, 1e9, 1e9, shared=False, decode=1e9, unpack=2e8)
+    found = ooc_gemm.run.prepare._sent(
+        p, SimpleNamespace(a=opened[0], b=opened[1]), Budget(8 << 30, 0, 8 << 30, decodes=64), given
+    )
+    assert bool(found) is not deep
+    assert not found or found.a.encoded == "zstd"
 
 
 def test_operands_of_two_compressors():

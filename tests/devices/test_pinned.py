@@ -28,3 +28,27 @@ def test_readers_that_have_the_same_piece_pin_its_slot_once(monkeypatch):
         list(pool.map(memory.prepare, [slot, slot]))
     assert len(pinned) == 1
     assert memory.prepared(slot)
+
+
+def test_only_what_is_used_of_a_buffer_is_pinned(monkeypatch):
+    """Until more of it is used. Pages that nobody has touched take 16 times as long."""
+    cupy_on_cpu.install(monkeypatch)
+    memory, calls = HostMemory(CUDA()), []
+    runtime = memory._device.runtime
+    monkeypatch.setattr(runtime, "hostRegister", lambda at, nbytes, flags: calls.append(nbytes))
+    monkeypatch.setattr(runtime, "hostUnregister", lambda at: calls.append(0))
+    (slot,) = memory.host_buffers(1, 1 << 20)
+    memory.prepare(slot, 100_000)
+    assert len(calls) == 1
+    assert 100_000 < calls[0] < 120_000
+    memory.prepare(slot, 105_000)
+    assert len(calls) == 1
+    assert not memory.prepared(slot)
+    memory.prepare(slot, 300_000)
+    memory.prepare(slot)
+    assert memory.prepared(slot)
+    assert calls[1] == calls[3] == 0
+    assert 300_000 < calls[2] < calls[4] == 1 << 20
+    memory.prepare(slot, 1000)
+    memory.close()
+    assert calls[5:] == [0]
