@@ -102,12 +102,14 @@ def test_a_c_that_cannot_be_begun_ends_the_run(folder, started, monkeypatch):
         raise InputError("C cannot be created; choose another place")
 
     monkeypatch.setattr(destination.opening, "create_target", create)
-    before, said = threading.active_count(), []
+    before, said = set(threading.enumerate()), []
     with pytest.raises(InputError, match="cannot be created; choose another place"):
         product(folder, notice=said.append)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive(), thread.name
     assert said == ["what stood there is removed"]
     assert sorted(path.name for path in folder.iterdir()) == ["x"]
-    assert threading.active_count() <= before
 
 
 def test_an_input_that_cannot_be_read_while_c_is_begun(folder, started, monkeypatch):
