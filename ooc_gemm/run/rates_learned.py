@@ -93,7 +93,9 @@ def learn_decoding(device: Device, inputs: Iterable[Opened], plan: Plan, watch: 
 def _flops(plan: Plan, watch: Trace) -> float:
     """Return the operations per second of a kernel on one device; 0 where the run does not show it. The
     prediction contains what panels and edges cost besides, and the trace adds up all devices."""
-    seconds = watch.seconds["compute"]
+    seconds, p = watch.seconds["compute"], plan.problem
+    if p.a.encoded or p.b.encoded:  # chunks are decoded beside it
+        return 0.0
     if seconds < TRUSTED_SECONDS or min(plan.bm, plan.bn, plan.bk) < TRUSTED_SIDE:
         return 0.0
     if seconds > EVEN * watch.least["compute"] * watch.spans["compute"]:

@@ -313,6 +313,9 @@ def test_nothing_is_learned_of_moments_impossible_rates_and_shared_cores(cache, 
     compiled = watched(0.1)
     compiled.add("compute", 0.0, 2.0)
     assert rates_learned.learn(device, kernel, plan, compiled) == "", "one multiplication has waited"
+    sent = replace(plan.problem, b=replace(plan.problem.b, encoded="zstd"))
+    decoded = rates_learned.learn(device, kernel, replace(plan, problem=sent), watched(0.1))
+    assert decoded == "", "the device has decoded chunks, too"
     copied = watched(0.0, 1.0, rates_learned.TRUSTED_BYTES - 8)
     assert rates_learned.learn(device, kernel, plan, copied) == "", "few bytes"
     monkeypatch.setattr(device, "most_flops", lambda kernel, panel: 1.0)
