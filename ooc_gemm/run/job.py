@@ -77,7 +77,7 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
             if not isinstance(error, Exception):
                 raise
             return _recovered(request, job, begun, error)
-    _learn(job, observer, watch)
+    _learn(job, observer, watch, time.perf_counter() - started)
     if made.overflowed:
         observer.warn(conversion.said(made.overflowed, _name(job), job.output.dtype))
     if observer.trace is not None:
@@ -119,13 +119,15 @@ def _say_done(job: Job, result: Result) -> None:
     event("done", f"{_name(job)}: done in {result.seconds:.2f} s", **numbers)
 
 
-def _learn(job: Job, observer: Observer, watch: Trace) -> None:
-    """Remember rates that the run has shown."""
+def _learn(job: Job, observer: Observer, watch: Trace, seconds: float) -> None:
+    """Remember rates that the run, of so many seconds, has shown."""
     if isinstance(job.executor, Local) and job.works:
         operands = [opened for name, opened in job.sources.items() if name != "c"]
+        device, arithmetic, plan = job.executor.device, job.operation.arithmetic, job.plan
         for said in (
-            rates_learned.learn(job.executor.device, job.operation.arithmetic, job.plan, watch),
-            rates_learned.learn_decoding(job.executor.device, operands, job.plan, watch),
+            rates_learned.learn(device, arithmetic, plan, watch),
+            rates_learned.learn_blas(device, arithmetic, plan, watch, seconds),
+            rates_learned.learn_decoding(device, operands, plan, watch),
         ):
             if said:
                 observer.note(said)

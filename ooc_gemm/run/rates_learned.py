@@ -1,8 +1,10 @@
 """Learns from a finished run on a GPU: the rates of its kernel and bus where nobody has measured them yet,
 and at which rate a compressor's chunks are decoded. To measure a kernel before the run would take longer: it
 would have to be compiled while everything else waits. A few chunks that are decoded before the run show less
-than all of them."""
+than all of them. On the host, what BLAS reached in a run is added to what was measured briefly before
+another."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,6 +30,10 @@ BUSY = 8
 """Reads of each reader from which the rate is learned at which they decode: so all of them had some."""
 BETTER = 1.05
 """Factor by which a kernel must be faster than in an earlier run for that rate to be replaced."""
+MULTIPLIED_SECONDS = 1.0
+"""Least seconds of multiplying from which the rate of BLAS is learned."""
+MULTIPLIED = 0.8
+"""And the least share of the run in which it multiplied. Otherwise something else has taken the time."""
 
 
 def learn(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace) -> str:
@@ -60,6 +66,32 @@ def learn(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace) -> s
         found |= {"date": today(), "brief": True}
     remember(FILE, device.model, found)
     return f"rates of this run are remembered: {', '.join(names)}"
+
+
+def learn_blas(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace, seconds: float) -> str:
+    """Remember the geometric mean of the rate of BLAS that was known, and of the one with which a finished
+    run of so many seconds would have been predicted. Where others use the cores, a machine is faster in one
+    hour than in the next.
+
+    A rate that the user has measured (`info --measure`) stays. Returns a sentence about what is remembered;
+    "" where nothing is.
+    """
+    used, p, multiplied = plan.used_rates, plan.problem, watch.seconds["compute"]
+    known, key = recall(FILE).get(device.model, {}), kernel_key(arithmetic)
+    before = possible(known.get("flops"), device.most_flops).get(key)
+    if not (used.shared and before and known.get("brief")) or plan.budget.workers > 1:
+        return ""
+    if multiplied < max(MULTIPLIED_SECONDS, MULTIPLIED * seconds) or p.check_itemsize or p.found_bytes:
+        return ""
+    predicted = plan.stage_seconds["compute"]
+    would_be = max(multiplied / 2, seconds - (plan.predicted_seconds - predicted))
+    flops = math.sqrt(before["flops"] * used.flops * predicted / would_be)
+    if max(flops / before["flops"], before["flops"] / flops) < BETTER:
+        return ""
+    if flops > device.most_flops(*key.split()[:2]):
+        return ""
+    remember(FILE, device.model, {"flops": known["flops"] | {key: before | {"flops": flops}}})
+    return f"a rate of this run is remembered: {key} at {flops / 1e12:.3g} Tflop/s"
 
 
 def learn_decoding(device: Device, inputs: Iterable[Opened], plan: Plan, watch: Trace) -> str:

@@ -325,6 +325,36 @@ def test_nothing_is_learned_of_moments_impossible_rates_and_shared_cores(cache, 
     assert rates_learned.learn(device, kernel, shared, watched(1.0)) == ""
 
 
+@pytest.mark.parametrize("factor", [0.5, 1.02, 2.0])
+def test_what_blas_reached_in_a_run_counts_as_much_as_what_was_known(cache, factor):
+    """Multiplying takes `factor` times what was predicted, and half a second is added, as predicted. What
+    takes less than a second shows nothing, nor does a run that did something else for long."""
+    device, kernel = CPU(), CPU().arithmetic(F4, F4, F4, (512, 512, 512), 0, "auto", "highest")
+    plan = planned()
+    plan = replace(plan, stage_seconds={"compute": 4.0}, predicted_seconds=4.5)
+    plan = replace(plan, budget=replace(plan.budget, device=None))
+    plan = replace(plan, used_rates=replace(plan.used_rates, shared=True, flops=1e11))
+    table = {"blas float32": {"flops": 1e11, "thin": 32.0}, "blas float64": {"flops": 5e10, "thin": 32.0}}
+
+    def learned(seconds, brief=True, plan=plan, other=0.5):
+        remembered.remember(rates.FILE, device.model, {"date": "2026-11-28", "brief": brief, "flops": table})
+        # In the run itself it takes a little longer, because others use the cores.
+        watch = watched(seconds + 0.4 if seconds > 1 else seconds)
+        said = rates_learned.learn_blas(device, kernel, plan, watch, seconds + other)
+        found = remembered.recall(rates.FILE)[device.model]["flops"]
+        assert found["blas float64"] == table["blas float64"]
+        return said, found["blas float32"]["flops"]
+
+    said, flops = learned(4.0 * factor)
+    assert flops == pytest.approx(1e11 if factor == 1.02 else 1e11 / factor**0.5)
+    assert bool(said) is (factor != 1.02)
+    assert learned(4.0 * factor, brief=False) == ("", 1e11), "the user has measured it"
+    assert learned(0.9) == ("", 1e11)
+    assert learned(4.0 * factor, other=9.0) == ("", 1e11), "it did something else"
+    checked = replace(plan, problem=replace(plan.problem, check_itemsize=8))
+    assert learned(4.0 * factor, plan=checked) == ("", 1e11), "checks multiply, too"
+
+
 @pytest.mark.parametrize("faster", [True, False])
 def test_a_run_that_decodes_faster_than_expected_is_remembered(arrays, cache, faster):
     """Sixteen readers read and decode 320 MB in 50 ms. What takes longer than expected shows nothing."""
