@@ -217,10 +217,22 @@ class _Planner:
                 self.observer.note(said)
         else:
             rates = known_rates(settled, inputs, problem, chosen, hardware)
-        if here and limits.decodes and (sent := _sent(problem, inputs, budget, rates)):
-            with suppress(BudgetError):
-                return _Planned(chosen, narrowed, _once(make_plan, sent, budget, rates))
-        return _Planned(chosen, narrowed, _once(make_plan, problem, budget, rates))
+        sent = _sent(problem, inputs, budget, rates) if here and limits.decodes else None
+        return _Planned(chosen, narrowed, _fastest(problem, sent, budget, rates))
+
+
+def _fastest(problem: Problem, sent: Problem | None, budget: Budget, rates: Rates) -> Plan:
+    """Return the plan for a problem, or for the one of which the device decodes chunks (`_sent`). Memory for
+    that may be what it lacks to read everything once, so that plan is then compared with the other one."""
+    found = None
+    if sent:
+        with suppress(BudgetError):
+            found = _once(make_plan, sent, budget, rates)
+    read = [problem.a] + [problem.b] * (not problem.symmetric) + [problem.c] * problem.reads_c
+    if found and found.bytes_read <= sum(s.read_bytes(s.rows, s.cols) for s in read):
+        return found
+    other: Plan = _once(make_plan, problem, budget, rates)
+    return found if found and found.predicted_seconds <= other.predicted_seconds else other
 
 
 def _sent(problem: Problem, inputs: Inputs, budget: Budget, rates: Rates) -> Problem | None:

@@ -38,7 +38,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(compressed, "STACKED_BYTES", 1000)
     monkeypatch.setattr(ledger, "DECODING_ROOM", 1 << 16)
     cupy_on_cpu.install(monkeypatch)
-    monkeypatch.setattr(rates, "UNPACK", 1e9)
+    monkeypatch.setattr(rates, "UNPACK", 1e12)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -60,6 +60,11 @@ def product(**options):
     """Multiply, and return the result and C."""
     found = ooc_gemm.multiply("a", "b", "c", **{"device": "cuda"} | options)
     return found, zarr.open_array("c", mode="r")[...]
+
+
+def sent_if_any(problem, sent, budget, given):
+    """The plan in which the device decodes chunks, also where the host would be faster."""
+    return ooc_gemm.run.prepare.make_plan(sent or problem, budget, given)
 
 
 def decoded(compressor="zstd"):
@@ -145,6 +150,7 @@ def test_blocks_and_panels_that_cut_through_chunks(monkeypatch, dtype, ops):
     x, y, wanted = matrices(dtype, ops=ops)
     stored(x, y)
     monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(128, 96, 80))
+    monkeypatch.setattr(ooc_gemm.run.prepare, "_fastest", sent_if_any)
     found, c = product(transpose_a=ops[0], transpose_b=ops[1], chunks=(32, 48))
     assert found.plan.block_count > 4
     assert np.array_equal(c, wanted.real)
@@ -181,6 +187,28 @@ def test_the_host_decodes_while_the_device_multiplies_for_long(monkeypatch, deep
     )
     assert bool(found) is not deep
     assert not found or found.a.encoded == "zstd"
+
+
+@pytest.mark.parametrize("faster", ["device", "host"])
+def test_plans_are_compared_where_the_device_does_not_read_everything_once(monkeypatch, faster):
+    """Memory in which chunks are decoded is missing for blocks of C."""
+    x, y, wanted = matrices()
+    stored(x, y)
+    seen, real = [], ooc_gemm.run.prepare.make_plan
+    small = with_blocks(128, 144, 160)
+
+    def make_some(problem, budget, given):
+        plan = (small if problem.a.encoded else real)(problem, budget, given)
+        seen.append(plan)
+        seconds = 1.0 if bool(problem.a.encoded) is (faster == "device") else 2.0
+        return replace(plan, predicted_seconds=seconds)
+
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", make_some)
+    found, c = product(chunks=(32, 48))
+    assert np.array_equal(c, wanted.real)
+    assert len(seen) == 2
+    assert seen[0].bytes_read > seen[1].bytes_read
+    assert bool(found.plan.problem.a.encoded) is (faster == "device")
 
 
 def test_operands_of_two_compressors():
