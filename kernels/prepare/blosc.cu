@@ -5,8 +5,8 @@
 //     block     [bytes: 4][frame of zstd], or several of them, for some bytes of all elements each
 //
 // Some thread blocks share a chunk: each decodes some of its blocks, one after the other, to a room of its own. From
-// there the elements are put together again (where blosc has shuffled them) by all threads. A chunk with another compressor in it, or with
-// blocks of more than MOST_BLOCK bytes, counts as failed.
+// there the elements are put together again (where blosc has shuffled them) by all threads. A chunk with another
+// compressor in it, or with blocks of more than MOST_BLOCK bytes, counts as failed.
 //
 // Macros: those of common/zstd.cuh. Launch: THREADS threads in one dimension, with SHARED_BYTES of shared memory.
 

@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from ..cuda_kernels.catalog import KERNELS
-from ..run.rates import DECODE, FOLDERS, mount_point
+from ..run.rates import DECODE, FOLDERS, UNPACK, mount_point
 from .gpu import CUBLAS, dtypes_of
 from .kernels import size_of
 
@@ -153,7 +153,7 @@ def rates_tables(rates: dict[str, Any]) -> Iterator[Any]:
         brief = " briefly" if found.get("brief") else ""
         yield f"{model}, measured{brief} {found['date']}" if "date" in found else model
         made = table(("does",), ("at",))
-        for kernel, speed in found["flops"].items():
+        for kernel, speed in found.get("flops", {}).items():
             made.add_row(kernel, f"{si(speed['flops'])}FLOP/s")
         for name, title in _TITLES.items():
             made.add_row(title, _bytes_rate(found, name))
@@ -174,6 +174,8 @@ def rates_tables(rates: dict[str, Any]) -> Iterator[Any]:
                 if key.startswith(DECODE):
                     rate = key.removesuffix("_bytes_per_second")
                     compressors.add_row(rate.removeprefix(DECODE), name, _bytes_rate(speed, rate))
+        for codec, rate in found.get(UNPACK, {}).items():
+            compressors.add_row(codec, "this device, each part of a chunk", f"{si(rate)}B/s")
         if folders.rows:
             yield folders
             yield (

@@ -128,6 +128,7 @@ def _learn(job: Job, observer: Observer, watch: Trace, seconds: float) -> None:
             rates_learned.learn(device, arithmetic, plan, watch),
             rates_learned.learn_blas(device, arithmetic, plan, watch, seconds),
             rates_learned.learn_decoding(device, operands, plan, watch),
+            rates_learned.learn_unpacking(device, operands, plan, watch),
         ):
             if said:
                 observer.note(said)

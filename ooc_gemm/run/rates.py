@@ -42,6 +42,9 @@ COPIED, DECODED = 4e9, 1e9
 threads: 72e9 and 16e9)."""
 DECODE = "decode "
 """Beginning of the names of rates at which one compressor's chunks are decoded."""
+UNPACK = "unpack_bytes_per_second"
+"""What is remembered of a device: the rate at which it decodes a part of a chunk (`Rates.unpack`), by
+compressor."""
 SHARED_MEMORY = 0.75
 """How reads and writes of files in memory, and copies to and from devices, share the memory of a host where
 that was not measured (H200 and H100, 16 cores: reads 60 to 70 GB/s, copies 50, both at once 35 to 40)."""
@@ -79,6 +82,9 @@ def _known(
         rates = replace(rates, flops=usual.devices * speeds[key]["flops"], thin=speeds[key]["thin"])
     else:
         missing.append(key)
+    unpack = [sound(rate) for codec, rate in found.get(UNPACK, {}).items() if codec in codecs]
+    if unpack and usual.unpack:
+        rates = replace(rates, unpack=min(unpack))
     remembered = dict(found.get(FOLDERS[False], {}))
     if usual.devices > 1:
         remembered |= found.get(FOLDERS[True], {})

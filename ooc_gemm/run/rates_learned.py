@@ -9,12 +9,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..engine.ports import Arithmetic, Device
+from ..planning.ledger import parts_of
 from ..planning.plan import Plan
 from ..planning.problem import MiB
 from ..storage.read.source import Opened
 from ..support.remembered import recall, remember
+from ..support.trace import DECODE as UNPACKING
 from ..support.trace import Trace
-from .rates import DECODE, FILE, FOLDERS, file_system, kernel_key, possible, sound, today
+from .rates import DECODE, FILE, FOLDERS, UNPACK, file_system, kernel_key, possible, sound, today
 
 TRUSTED_SECONDS = 0.02
 """Least busy seconds of a stage from which its rate is learned."""
@@ -30,6 +32,10 @@ BUSY = 8
 """Reads of each reader from which the rate is learned at which they decode: so all of them had some."""
 BETTER = 1.05
 """Factor by which a kernel must be faster than in an earlier run for that rate to be replaced."""
+LAUNCHES = 4
+"""Least number of times that a device has decoded chunks, for its rate to be learned."""
+MOST_CHANGED = 4.0
+"""Most times by which one run shows another rate. Chunks at an edge may hold little but fill values."""
 MULTIPLIED_SECONDS = 1.0
 """Least seconds of multiplying from which the rate of BLAS is learned."""
 MULTIPLIED = 0.8
@@ -120,6 +126,29 @@ def learn_decoding(device: Device, inputs: Iterable[Opened], plan: Plan, watch: 
     folders = folders | {system: before | {f"{name}_bytes_per_second": rate}}
     remember(FILE, device.model, {FOLDERS[False]: folders})
     return f"a rate of this run is remembered: chunks of {codec} are decoded at {rate / 1e9:.3g} GB/s"
+
+
+def learn_unpacking(device: Device, inputs: Iterable[Opened], plan: Plan, watch: Trace) -> str:
+    """Remember the geometric mean of the rate at which the device was expected to decode a part of a chunk,
+    and of the one that its fastest launch has shown. What multiplies meanwhile slows others down.
+
+    `inputs`: the operands, of which all must be made by one compressor. Returns a sentence about what is
+    remembered; "" where nothing is.
+    """
+    codecs, p, usual = {opened.source.codec for opened in inputs}, plan.problem, plan.used_rates.unpack
+    sent = {s.encoded: s for s in (p.a, p.b) if s.encoded}
+    if len(codecs) > 1 or len(sent) != 1 or watch.spans[UNPACKING] < LAUNCHES:
+        return ""
+    (codec,), (s,) = codecs, sent.values()
+    shown = sound(s.chunk_bytes / parts_of(s) / max(1e-9, watch.least[UNPACKING]))
+    rate = math.sqrt(usual * min(MOST_CHANGED * usual, max(usual / MOST_CHANGED, shown)))
+    if max(rate / usual, usual / rate) < BETTER:
+        return ""
+    known = recall(FILE).get(device.model, {})
+    found = {UNPACK: known.get(UNPACK, {}) | {codec: rate}}
+    remember(FILE, device.model, found if known.get("date") else found | {"date": today(), "brief": True})
+    said = f"the device decodes a part of a chunk of {codec} at {rate / 1e9:.3g} GB/s"
+    return f"a rate of this run is remembered: {said}"
 
 
 def _flops(plan: Plan, watch: Trace) -> float:

@@ -91,9 +91,12 @@ def test_rates(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
         "upload_bytes_per_second": 1e9, "download_bytes_per_second": 1e9, "touch_bytes_per_second": 1e9,
         "piece_seconds": 1e-7, "folders": {"ext4 1:1": {**ways, "turns": 1.0}},
         "folders_of_several": {"ext4 1:1": {**ways, "turns": 1.0}},
+        "unpack_bytes_per_second": {"blosc bitshuffle 9 complex128": 2.3e8},
     }  # fmt: skip
     check(text := shown(capsys, *tables.rates_tables({"A device of a long name, twice": rates})))
     assert joined(LONG)[:20] in joined(text)
+    assert "230MB/s" in joined(text).replace(" ", "")
+    check(shown(capsys, *tables.rates_tables({"A GPU": {"unpack_bytes_per_second": {"zstd": 1.0}}})))
     check(text := shown(capsys, tables.pairs_table([("cache", LONG)])))
     assert joined(LONG) in joined(text)
 

@@ -11,6 +11,7 @@ from conftest import gpu_missing, make
 import ooc_gemm
 from ooc_gemm import StoreError
 from ooc_gemm.devices.cuda import rates
+from ooc_gemm.run import rates_learned
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(4)
@@ -28,6 +29,7 @@ def here(request, tmp_path, monkeypatch):
     if why := gpu_missing():
         pytest.skip(why)
     monkeypatch.setattr(rates, "UNPACK", 1e10)
+    monkeypatch.setattr(rates_learned, "learn_unpacking", lambda *given: "")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         monkeypatch.chdir(memory if request.param == "memory" else tmp_path)
         yield

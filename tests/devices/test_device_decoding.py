@@ -21,6 +21,7 @@ from ooc_gemm.planning import ledger
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.problem import Problem
 from ooc_gemm.planning.schedule import cut
+from ooc_gemm.run import rates_learned
 from ooc_gemm.storage.io import files
 from ooc_gemm.storage.read import compressed, inputs
 
@@ -39,6 +40,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(ledger, "DECODING_ROOM", 1 << 16)
     cupy_on_cpu.install(monkeypatch)
     monkeypatch.setattr(rates, "UNPACK", 1e12)
+    monkeypatch.setattr(rates_learned, "learn_unpacking", lambda *given: "")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -355,6 +355,36 @@ def test_what_blas_reached_in_a_run_counts_as_much_as_what_was_known(cache, fact
     assert learned(4.0 * factor, plan=checked) == ("", 1e11), "checks multiply, too"
 
 
+@pytest.mark.parametrize(("codec", "parts"), [("zstd", 1), ("blosc", 4)])
+def test_how_fast_a_device_decodes_chunks_is_remembered(arrays, cache, monkeypatch, codec, parts):
+    """The fastest of five launches has decoded parts of chunks at 9e8 bytes a second."""
+    device, kernel = OnTheBus(), OnTheBus().arithmetic(F4, F4, F4, (512, 512, 512), 0, "auto", "highest")
+    compressor = zarr.codecs.ZstdCodec() if codec == "zstd" else zarr.codecs.BloscCodec(cname="zstd")
+    make("z", np.ones((512, 512), "f4"), chunks=(256, 256), compressors=compressor)
+    opened, plan, usual = open_input("z"), planned(side=1024), device.rates(kernel)
+    monkeypatch.setattr(OnTheBus, "rates", lambda self, arithmetic: replace(usual, unpack=1e8))
+    s = replace(plan.problem.a, chunk_rows=1024, chunk_cols=2048, encoded=codec)
+    plan = replace(plan, used_rates=replace(plan.used_rates, unpack=1e8), problem=replace(plan.problem, a=s))
+
+    def learned(inputs, plan=plan, launches=5, rate=9e8):
+        watch = Trace()
+        for i in range(launches):
+            watch.add("decode", 0.0, (1 + i) * (8 << 20) / parts / rate)
+        return rates_learned.learn_unpacking(device, inputs, plan, watch)
+
+    def known():
+        places = [(opened.place, MiB)], (None, 0), [opened.source.codec]
+        return rates.known(device, kernel, *places).unpack
+
+    assert known() == 1e8
+    assert learned([opened], launches=3) == ""
+    assert learned([opened], replace(plan, problem=planned().problem)) == "", "the host has decoded"
+    assert learned([opened], rate=1.05e8) == ""
+    assert known() == 1e8
+    assert opened.source.codec in learned([opened, opened])
+    assert known() == pytest.approx((1e8 * 4e8) ** 0.5), "one run shows no more than four times as much"
+
+
 @pytest.mark.parametrize("faster", [True, False])
 def test_a_run_that_decodes_faster_than_expected_is_remembered(arrays, cache, faster):
     """Sixteen readers read and decode 320 MB in 50 ms. What takes longer than expected shows nothing."""
