@@ -36,9 +36,9 @@ LAUNCHES = 4
 """Least number of times that a device has decoded chunks, for its rate to be learned."""
 MOST_CHANGED = 4.0
 """Most times by which one run shows another rate. Chunks at an edge may hold little but fill values."""
-MULTIPLIED_SECONDS = 1.0
+MULTIPLIED_SECONDS = 0.1
 """Least seconds of multiplying from which the rate of BLAS is learned."""
-MULTIPLIED = 0.8
+MULTIPLIED = 0.5
 """And the least share of the run in which it multiplied. Otherwise something else has taken the time."""
 
 
@@ -75,9 +75,9 @@ def learn(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace) -> s
 
 
 def learn_blas(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace, seconds: float) -> str:
-    """Remember the geometric mean of the rate of BLAS that was known, and of the one with which a finished
-    run of so many seconds would have been predicted. Where others use the cores, a machine is faster in one
-    hour than in the next.
+    """Remember the geometric mean of the rate of BLAS that was known, and of the one that a finished run of
+    so many seconds has shown; the latter alone where none was known. Where others use the cores, a machine is
+    faster in one hour than in the next.
 
     A rate that the user has measured (`info --measure`) stays. Returns a sentence about what is remembered;
     "" where nothing is.
@@ -85,18 +85,23 @@ def learn_blas(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace,
     used, p, multiplied = plan.used_rates, plan.problem, watch.seconds["compute"]
     known, key = recall(FILE).get(device.model, {}), kernel_key(arithmetic)
     before = possible(known.get("flops"), device.most_flops).get(key)
-    if not (used.shared and before and known.get("brief")) or plan.budget.workers > 1:
+    if not used.shared or plan.budget.workers > 1 or (before and not known.get("brief")):
         return ""
     if multiplied < max(MULTIPLIED_SECONDS, MULTIPLIED * seconds) or p.check_itemsize or p.found_bytes:
         return ""
     predicted = plan.stage_seconds["compute"]
-    would_be = max(multiplied / 2, seconds - (plan.predicted_seconds - predicted))
-    flops = math.sqrt(before["flops"] * used.flops * predicted / would_be)
-    if max(flops / before["flops"], before["flops"] / flops) < BETTER:
-        return ""
+    # Other stages use the cores, too, while it multiplies, and are predicted by themselves.
+    alone = max(multiplied / 2, min(multiplied, seconds - (plan.predicted_seconds - predicted)))
+    flops = used.flops * predicted / alone
+    if before:
+        flops = math.sqrt(before["flops"] * flops)
+        if max(flops / before["flops"], before["flops"] / flops) < BETTER:
+            return ""
     if flops > device.most_flops(*key.split()[:2]):
         return ""
-    remember(FILE, device.model, {"flops": known["flops"] | {key: before | {"flops": flops}}})
+    rate = {"flops": flops, "thin": before["thin"] if before else used.thin}
+    found: dict[str, Any] = {"flops": known.get("flops", {}) | {key: rate}}
+    remember(FILE, device.model, found if known.get("date") else found | {"date": today(), "brief": True})
     return f"a rate of this run is remembered: {key} at {flops / 1e12:.3g} Tflop/s"
 
 

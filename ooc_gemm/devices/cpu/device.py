@@ -27,6 +27,9 @@ WORKER_BYTES = 12 * MiB
 """Memory for each worker, into which BLAS packs operands. For the tiles of blocks that are cut along k it
 takes 1.5 MiB of this, and the sums of these blocks (`workers.beside`) at most 4 MiB."""
 
+START = 0.04
+"""Seconds for opening, planning and finishing (two cores: 2048³ uint8 takes .09 s in a warm process, and all
+stages together .05; 2026-11-28)."""
 
 CLOCK_HERTZ = 8e9
 BYTES_PER_CLOCK = 512
@@ -104,7 +107,7 @@ class CPU:
         if arithmetic.kernel == eight_bit.KERNEL:
             each = 180e9
         copies = 4e9 * self.threads
-        return Rates(each * self.threads, copies, copies / 4, copies, copies, shared=True)
+        return Rates(each * self.threads, copies, copies / 4, copies, copies, shared=True, start=START)
 
     def most_flops(self, kernel: str, panel: str) -> float:
         """Twice the rate of two vector units of 512 bits, at a clock rate that no processor reaches."""
