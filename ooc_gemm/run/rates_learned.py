@@ -36,6 +36,9 @@ LAUNCHES = 4
 """Least number of times that a device has decoded chunks, for its rate to be learned."""
 MOST_CHANGED = 4.0
 """Most times by which one run shows another rate. Chunks at an edge may hold little but fill values."""
+NOTED = 1.25
+"""Factor by which the rate of BLAS must change for its user to be told. Where others use the cores, it
+changes a little with every run."""
 MULTIPLIED_SECONDS = 0.1
 """Least seconds of multiplying from which the rate of BLAS is learned."""
 MULTIPLIED = 0.5
@@ -80,7 +83,7 @@ def learn_blas(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace,
     faster in one hour than in the next.
 
     A rate that the user has measured (`info --measure`) stays. Returns a sentence about what is remembered;
-    "" where nothing is.
+    "" where nothing is that would matter to the user.
     """
     used, p, multiplied = plan.used_rates, plan.problem, watch.seconds["compute"]
     known, key = recall(FILE).get(device.model, {}), kernel_key(arithmetic)
@@ -92,17 +95,17 @@ def learn_blas(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace,
     predicted = plan.stage_seconds["compute"]
     # Other stages use the cores, too, while it multiplies, and are predicted by themselves.
     alone = max(multiplied / 2, min(multiplied, seconds - (plan.predicted_seconds - predicted)))
-    flops = used.flops * predicted / alone
+    flops, changed = used.flops * predicted / alone, math.inf
     if before:
         flops = math.sqrt(before["flops"] * flops)
-        if max(flops / before["flops"], before["flops"] / flops) < BETTER:
-            return ""
-    if flops > device.most_flops(*key.split()[:2]):
+        changed = max(flops / before["flops"], before["flops"] / flops)
+    if changed < BETTER or flops > device.most_flops(*key.split()[:2]):
         return ""
     rate = {"flops": flops, "thin": before["thin"] if before else used.thin}
     found: dict[str, Any] = {"flops": known.get("flops", {}) | {key: rate}}
     remember(FILE, device.model, found if known.get("date") else found | {"date": today(), "brief": True})
-    return f"a rate of this run is remembered: {key} at {flops / 1e12:.3g} Tflop/s"
+    said = f"a rate of this run is remembered: {key} at {flops / 1e12:.3g} Tflop/s"
+    return said if changed > NOTED else ""
 
 
 def learn_decoding(device: Device, inputs: Iterable[Opened], plan: Plan, watch: Trace) -> str:

@@ -325,7 +325,7 @@ def test_nothing_is_learned_of_moments_impossible_rates_and_shared_cores(cache, 
     assert rates_learned.learn(device, kernel, shared, watched(1.0)) == ""
 
 
-@pytest.mark.parametrize("factor", [0.5, 1.02, 2.0])
+@pytest.mark.parametrize("factor", [0.5, 1.02, 1.3, 2.0])
 def test_what_blas_reached_in_a_run_counts_as_much_as_what_was_known(cache, factor):
     """Multiplying takes `factor` times what was predicted, and half a second is added, as predicted. What
     takes a moment shows nothing, nor does a run that did something else for long."""
@@ -347,7 +347,7 @@ def test_what_blas_reached_in_a_run_counts_as_much_as_what_was_known(cache, fact
 
     said, flops = learned(4.0 * factor)
     assert flops == pytest.approx(1e11 if factor == 1.02 else 1e11 / factor**0.5)
-    assert bool(said) is (factor != 1.02)
+    assert bool(said) is (factor in (0.5, 2.0))
     assert learned(4.0 * factor, brief=False) == ("", 1e11), "the user has measured it"
     assert learned(0.09, other=0.0) == ("", 1e11), "a moment"
     assert learned(4.0 * factor, other=9.0) == ("", 1e11), "it did something else"
