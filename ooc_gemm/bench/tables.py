@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from ..cuda_kernels.catalog import KERNELS
-from ..run.rates import DECODE, FOLDERS, UNPACK, mount_point
+from ..run.rates import DECODE, FOLDERS, mount_point, unpacking
 from .gpu import CUBLAS, dtypes_of
 from .kernels import size_of
 
@@ -174,7 +174,7 @@ def rates_tables(rates: dict[str, Any]) -> Iterator[Any]:
                 if key.startswith(DECODE):
                     rate = key.removesuffix("_bytes_per_second")
                     compressors.add_row(rate.removeprefix(DECODE), name, _bytes_rate(speed, rate))
-        for codec, rate in found.get(UNPACK, {}).items():
+        for codec, rate in unpacking(found).items():
             compressors.add_row(codec, "this device, each part of a chunk", f"{si(rate)}B/s")
         if folders.rows:
             yield folders

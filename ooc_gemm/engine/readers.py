@@ -81,9 +81,12 @@ def _start(
 
 
 def _used(slot: Slot) -> int | None:
-    """Return the bytes at the beginning of a slot that are used, where it holds a chunk as it is stored."""
+    """Return the bytes at the beginning of a slot that are used, where it holds a chunk as it is stored; None
+    for all. None are where another reader is filling it, which will pin them before this one's turn comes."""
     view = slot.view
-    if view is None or view.ndim > 1:
+    if view is None:
+        return 0
+    if view.ndim > 1:
         return None
     return int(view.ctypes.data) + view.nbytes - int(slot.data.ctypes.data)
 

@@ -82,7 +82,7 @@ def _known(
         rates = replace(rates, flops=usual.devices * speeds[key]["flops"], thin=speeds[key]["thin"])
     else:
         missing.append(key)
-    unpack = [sound(rate) for codec, rate in found.get(UNPACK, {}).items() if codec in codecs]
+    unpack = [rate for codec, rate in unpacking(found).items() if codec in codecs]
     if unpack and usual.unpack:
         rates = replace(rates, unpack=min(unpack))
     remembered = dict(found.get(FOLDERS[False], {}))
@@ -180,6 +180,14 @@ def sound(rate: Any) -> float:
     Also the bytes of a disk and of a network pass through memory."""
     possible = isinstance(rate, int | float) and 0 < rate <= cores() * MOST_BYTES
     return float(rate) if possible else 0.0
+
+
+def unpacking(found: dict[str, Any]) -> dict[str, float]:
+    """Return the sound rates at which a device decodes parts of chunks, by compressor, of what is remembered
+    of it."""
+    known = found.get(UNPACK)
+    rates = {codec: sound(rate) for codec, rate in known.items()} if isinstance(known, dict) else {}
+    return {codec: rate for codec, rate in rates.items() if rate}
 
 
 def fresh_rate(nbytes: int, first: float, again: float) -> float:

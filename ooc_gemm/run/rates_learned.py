@@ -16,7 +16,7 @@ from ..storage.read.source import Opened
 from ..support.remembered import recall, remember
 from ..support.trace import DECODE as UNPACKING
 from ..support.trace import Trace
-from .rates import DECODE, FILE, FOLDERS, UNPACK, file_system, kernel_key, possible, sound, today
+from .rates import DECODE, FILE, FOLDERS, UNPACK, file_system, kernel_key, possible, sound, today, unpacking
 
 TRUSTED_SECONDS = 0.02
 """Least busy seconds of a stage from which its rate is learned."""
@@ -56,13 +56,16 @@ def learn(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace) -> s
     if plan.budget.device is None or used.shared:
         return ""
     key, names, found = kernel_key(arithmetic), list[str](), dict[str, Any]()
-    flops, before = _flops(plan, watch), possible(known.get("flops"), device.most_flops).get(key, {})
+    kernels = possible(known.get("flops"), device.most_flops)
+    flops, before = _flops(plan, watch), kernels.get(key, {})
     kernel, panel = key.split()[:2]
     better = not before or (before.get("brief") and flops > BETTER * before["flops"])
     if better and 0 < flops <= device.most_flops(kernel, panel) / used.devices:
-        found["flops"] = known.get("flops", {}) | {key: {"flops": flops, "thin": used.thin, "brief": True}}
+        found["flops"] = kernels | {key: {"flops": flops, "thin": used.thin, "brief": True}}
         names.append(f"{key} at {flops / 1e12:.3g} Tflop/s")
-    for name in () if plan.budget.staged else ("upload", "download"):
+    # Other work comes between copies that are converted, and between those that are made beside decoding.
+    apart = not (plan.budget.staged or plan.problem.a.encoded or plan.problem.b.encoded)
+    for name in ("upload", "download") if apart else ():
         field, seconds = f"{name}_bytes_per_second", watch.seconds[name]
         trusted = seconds >= TRUSTED_SECONDS and watch.bytes[name] >= TRUSTED_BYTES
         rate = watch.bytes[name] / seconds if trusted else 0.0
@@ -80,15 +83,18 @@ def learn(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace) -> s
 def learn_blas(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace, seconds: float) -> str:
     """Remember the geometric mean of the rate of BLAS that was known, and of the one that a finished run of
     so many seconds has shown; the latter alone where none was known. Where others use the cores, a machine is
-    faster in one hour than in the next.
+    faster in one hour than in the next. What `slices` takes depends on the values, so it shows nothing.
 
     A rate that the user has measured (`info --measure`) stays. Returns a sentence about what is remembered;
     "" where nothing is that would matter to the user.
     """
     used, p, multiplied = plan.used_rates, plan.problem, watch.seconds["compute"]
     known, key = recall(FILE).get(device.model, {}), kernel_key(arithmetic)
-    before = possible(known.get("flops"), device.most_flops).get(key)
-    if not used.shared or plan.budget.workers > 1 or (before and not known.get("brief")):
+    kernels = possible(known.get("flops"), device.most_flops)
+    before = kernels.get(key, {})
+    if not used.shared or plan.budget.workers > 1 or arithmetic.kernel == "slices":  # as of `rates_first`
+        return ""
+    if before and not (known.get("brief") or before.get("brief")):
         return ""
     if multiplied < max(MULTIPLIED_SECONDS, MULTIPLIED * seconds) or p.check_itemsize or p.found_bytes:
         return ""
@@ -101,8 +107,8 @@ def learn_blas(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace,
         changed = max(flops / before["flops"], before["flops"] / flops)
     if changed < BETTER or flops > device.most_flops(*key.split()[:2]):
         return ""
-    rate = {"flops": flops, "thin": before["thin"] if before else used.thin}
-    found: dict[str, Any] = {"flops": known.get("flops", {}) | {key: rate}}
+    rate = {"flops": flops, "thin": before.get("thin", used.thin), "brief": True}
+    found: dict[str, Any] = {"flops": kernels | {key: rate}}
     remember(FILE, device.model, found if known.get("date") else found | {"date": today(), "brief": True})
     said = f"a rate of this run is remembered: {key} at {flops / 1e12:.3g} Tflop/s"
     return said if changed > NOTED else ""
@@ -144,16 +150,16 @@ def learn_unpacking(device: Device, inputs: Iterable[Opened], plan: Plan, watch:
     remembered; "" where nothing is.
     """
     codecs, p, usual = {opened.source.codec for opened in inputs}, plan.problem, plan.used_rates.unpack
-    sent = {s.encoded: s for s in (p.a, p.b) if s.encoded}
+    sent = {(s.encoded, s.chunk_bytes) for s in (p.a, p.b) if s.encoded}
     if len(codecs) > 1 or len(sent) != 1 or watch.spans[UNPACKING] < LAUNCHES:
         return ""
-    (codec,), (s,) = codecs, sent.values()
-    shown = sound(s.chunk_bytes / parts_of(s) / max(1e-9, watch.least[UNPACKING]))
+    (codec,), s = codecs, p.a if p.a.encoded else p.b
+    shown = s.chunk_bytes / parts_of(s) / max(1e-9, watch.least[UNPACKING])
     rate = math.sqrt(usual * min(MOST_CHANGED * usual, max(usual / MOST_CHANGED, shown)))
     if max(rate / usual, usual / rate) < BETTER:
         return ""
     known = recall(FILE).get(device.model, {})
-    found = {UNPACK: known.get(UNPACK, {}) | {codec: rate}}
+    found: dict[str, Any] = {UNPACK: unpacking(known) | {codec: rate}}
     remember(FILE, device.model, found if known.get("date") else found | {"date": today(), "brief": True})
     said = f"the device decodes a part of a chunk of {codec} at {rate / 1e9:.3g} GB/s"
     return f"a rate of this run is remembered: {said}"

@@ -13,9 +13,9 @@ from ooc_gemm.cuda_kernels import preparations
 from ooc_gemm.ladder.emulator import _COMPILE, _HEADER, ORDERS, Fault, compiler_missing, whole_source
 
 ROOM = {"zstd": 512 << 10, "blosc": 1536 << 10}
+"""Bytes of the room of a thread block in these tests: enough for one block of zstd of the worst kind."""
 PARTS = {"zstd": 1, "blosc": 3}
 """Thread blocks that share a chunk."""
-"""Bytes of the room of a thread block in these tests: enough for one block of zstd of the worst kind."""
 
 
 def normal(rng, size):

@@ -16,6 +16,7 @@ from faults import with_blocks
 
 import ooc_gemm
 from ooc_gemm import StoreError
+from ooc_gemm.cuda_kernels import driver
 from ooc_gemm.devices.cuda import rates
 from ooc_gemm.planning import ledger
 from ooc_gemm.planning.machine import Budget, Rates
@@ -170,6 +171,8 @@ def test_pieces_that_stay_in_host_memory_are_decoded_again(monkeypatch):
     found, c = product(chunks=(32, 48))
     assert np.array_equal(c, wanted.real)
     assert found.plan.cache_slots > 10
+    assert found.plan.problem.a.encoded
+    assert decoded()
     assert found.bytes_read == found.plan.bytes_read < found.bytes_uploaded == found.plan.bytes_uploaded
 
 
@@ -232,6 +235,68 @@ def test_more_chunks_than_are_decoded_at_a_time(monkeypatch):
     assert decoded() >= (15 * 7 + 8 * 6) // 5
 
 
+def test_each_place_waits_until_what_lies_there_is_decoded_and_decoding_for_copies(monkeypatch):
+    """The stand-in does everything at once, so this looks at what streams are told to wait for."""
+    monkeypatch.setattr(ledger, "MOST_DECODED", 5)
+    log, copy, wait, record = [], driver.copy, driver.wait, driver.Events.record
+    launch = cupy_on_cpu.Kernel.__call__
+
+    def copies(to, target, pitch, source, source_pitch, width, rows, stream):
+        log.append(("copy", stream, target, width))
+        return copy(to, target, pitch, source, source_pitch, width, rows, stream)
+
+    def waits(stream, event):
+        log.append(("wait", stream, event))
+        return wait(stream, event)
+
+    def records(self, stream):
+        event = record(self, stream)
+        log.append(("record", stream, event))
+        return event
+
+    def launches(self, grid, block, args, stream, shared_bytes=0):
+        if self.name == "zstd":
+            table = np.frombuffer(args[0].tobytes(), "u4").reshape(-1, 4)[: int(args[1])]
+            spans = [(int(args[3]) + 16 * int(row[0]), int(row[1])) for row in table]
+            log.append(("decode", stream.ptr, spans, None))
+        return launch(self, grid, block, args, stream, shared_bytes)
+
+    for owner, name, new in (
+        (driver, "copy", copies), (driver, "wait", waits), (driver.Events, "record", records),
+        (cupy_on_cpu.Kernel, "__call__", launches),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, new)
+    stored(*matrices(shape=(900, 500, 400))[:2])
+    product()
+
+    def before(at, stream):
+        """Places in the log that are done before a stream goes on at this place of it."""
+        reached, done = {stream: at}, set()
+        for i in range(at - 1, -1, -1):
+            kind, other, what, *_ = log[i]
+            if i >= reached.get(other, -1):
+                continue
+            done.add(i)
+            if kind == "wait":
+                source = next(j for j in range(i) if log[j][0] == "record" and log[j][2] is what)
+                reached[log[source][1]] = max(reached.get(log[source][1], -1), source)
+        return done
+
+    arrived, used, again = {}, [], 0
+    for at, (kind, stream, what, size) in enumerate((*one, None)[:4] for one in log):
+        if kind == "decode":
+            for address, _ in what:
+                assert arrived[address] in before(at, stream), "it is decoded before it has come"
+            used += [(at, *span) for span in what]
+        elif kind == "copy":
+            arrived[what] = at
+            for launched, address, length in used:
+                if address < what + size and what < address + length:
+                    assert launched in before(at, stream), "it comes where others are still being decoded"
+                    again += 1
+    assert again > 50
+
+
 def test_the_timeline_shows_what_the_device_decodes():
     x, y, _ = matrices()
     stored(x, y)
@@ -276,6 +341,41 @@ def test_frames_with_checksums_are_decoded_on_the_host():
     assert np.array_equal(c, wanted.real)
     assert found.plan.problem.a.encoded
     assert decoded()
+
+
+def test_chunks_of_two_sizes(monkeypatch):
+    """Those of the larger size are decoded in more parts."""
+    monkeypatch.setattr(ledger, "DECODED_PART", 4000)
+    x, y, wanted = matrices()
+    make("a", x, compressors=BLOSC, chunks=(128, 144))
+    make("b", y, compressors=BLOSC, chunks=CHUNKS)
+    seen, launch = [], cupy_on_cpu.Kernel.__call__
+
+    def launches(self, grid, block, args, *given):
+        if self.name == "blosc":
+            seen.append(int(args[2]))
+        return launch(self, grid, block, args, *given)
+
+    monkeypatch.setattr(cupy_on_cpu.Kernel, "__call__", launches)
+    _, c = product()
+    assert np.array_equal(c, wanted.real)
+    assert set(seen) == {128 * 144 * 4 // 4000 + 1}
+
+
+@pytest.mark.parametrize("codec", [ZSTD, BLOSC])
+def test_chunks_that_are_not_compressed_are_decoded_on_the_host(codec):
+    """They are as large as before. One of many does not matter."""
+    noise = RNG.integers(0, 256, (1024, 1024), "u1")
+    make("noise", noise, compressors=codec, chunks=(64, 64))
+    assert inputs.open_input("noise").source.sends == ""
+    few = np.zeros_like(noise)
+    few[:64, :64] = noise[:64, :64]
+    make("few", few, compressors=codec, chunks=(64, 64))
+    assert inputs.open_input("few").source.sends == codec.to_dict()["name"]
+    make("z", np.eye(1024, dtype="u1"), compressors=codec, chunks=(64, 64))
+    found = ooc_gemm.multiply("few", "z", "c", device="cuda", out_dtype="i4")
+    assert np.array_equal(zarr.open_array("c")[...], few)
+    assert found.plan.problem.a.encoded
 
 
 def test_arrays_with_checksums_are_decoded_on_the_host():

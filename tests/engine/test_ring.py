@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import ooc_gemm
+from ooc_gemm.engine import readers
 from ooc_gemm.engine.readers import read, wait_for_all
-from ooc_gemm.engine.ring import Ring, Stopped
+from ooc_gemm.engine.ring import Ring, Slot, Stopped
 from ooc_gemm.planning.schedule import Piece
 from ooc_gemm.support.trace import Trace
 
@@ -209,3 +210,13 @@ def test_readers_that_wait_for_their_turn_are_woken(how):
     getattr(ring, how)(*["first"] * (how == "open"))
     reader.join(10)
     assert [found is not None for found in ended] == [how == "open"]
+
+
+def test_what_is_made_ready_of_a_slot():
+    """Nothing while another reader fills it: that one does it, and may have begun to copy."""
+    slot = Slot(np.zeros(4096, "u1"))
+    assert readers._used(slot) == 0
+    slot.view = slot.data[16:100]
+    assert readers._used(slot) == 100
+    slot.view = slot.data[:64].reshape(8, 8)
+    assert readers._used(slot) is None

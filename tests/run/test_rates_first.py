@@ -316,6 +316,8 @@ def test_nothing_is_learned_of_moments_impossible_rates_and_shared_cores(cache, 
     sent = replace(plan.problem, b=replace(plan.problem.b, encoded="zstd"))
     decoded = rates_learned.learn(device, kernel, replace(plan, problem=sent), watched(0.1))
     assert decoded == "", "the device has decoded chunks, too"
+    copied = rates_learned.learn(device, kernel, replace(plan, problem=sent), watched(0.0, 0.05, 2 * 10**9))
+    assert copied == "", "and that between copies"
     copied = watched(0.0, 1.0, rates_learned.TRUSTED_BYTES - 8)
     assert rates_learned.learn(device, kernel, plan, copied) == "", "few bytes"
     monkeypatch.setattr(device, "most_flops", lambda kernel, panel: 1.0)
@@ -354,6 +356,8 @@ def test_what_blas_reached_in_a_run_counts_as_much_as_what_was_known(cache, fact
     del table["blas float32"]
     assert learned(4.0 * factor)[1] == pytest.approx(1e11 / factor)
     assert learned(4.0 * factor, brief=False)[1] == pytest.approx(1e11 / factor), "nobody has measured it"
+    table["blas float32"] = {"flops": 1e11}
+    assert learned(4.0 * factor)[1] == pytest.approx(flops), "of another version"
     table["blas float32"] = {"flops": 1e11, "thin": 32.0}
     checked = replace(plan, problem=replace(plan.problem, check_itemsize=8))
     assert learned(4.0 * factor, plan=checked) == ("", 1e11), "checks multiply, too"
@@ -385,6 +389,11 @@ def test_how_fast_a_device_decodes_chunks_is_remembered(arrays, cache, monkeypat
     assert learned([opened], replace(plan, problem=planned().problem)) == "", "the host has decoded"
     assert learned([opened], rate=1.05e8) == ""
     assert known() == 1e8
+    two = replace(plan.problem, b=replace(s, chunk_rows=512))
+    assert learned([opened, opened], replace(plan, problem=two)) == "", "of two sizes"
+    for bad in (None, [1], {opened.source.codec: None}, {opened.source.codec: "x"}, {"other": 1e99}):
+        remembered.remember(rates.FILE, device.model, {rates.UNPACK: bad})
+        assert known() == 1e8
     assert opened.source.codec in learned([opened, opened])
     assert known() == pytest.approx((1e8 * 4e8) ** 0.5), "one run shows no more than four times as much"
 

@@ -79,7 +79,10 @@ class Decoding:
         self._rooms = self._decoded + self._most * self._decoded_area
         self._found[0] = 0
         driver.fill(self._failed, 0, 4, stream)
-        self._parts_of = {s.encoded: parts_of(s) for s in (p.a, p.b) if s.encoded}
+        self._parts_of = dict[str, int]()
+        for s in (p.a, p.b):
+            if s.encoded:  # of two sizes of chunks those of the larger ones: others have parts without blocks
+                self._parts_of[s.encoded] = max(parts_of(s), self._parts_of.get(s.encoded, 0))
         names = sorted(self._parts_of)
         configs = {name: preparations.decode(name, device.shared_bytes) for name in names}
         self._kernels = {name: (config, load(config)[name]) for name, config in configs.items()}

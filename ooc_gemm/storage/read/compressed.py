@@ -6,7 +6,7 @@ file ──► scratch ──► slot      decoded to its place where the whole 
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,10 @@ LARGEST_SENT = 16 << 20
 """Bytes of the largest decoded chunks that are handed on to a device, which decodes many at a time, and each
 no faster than a core does."""
 
+SENT = 16
+"""One in so many chunks of an array that a device decodes may be as large as before it was compressed. These
+are decoded by the host."""
+
 
 class CompressedSource(Source):
     """Chunks in local files or objects that one known compressor has made of plain elements."""
@@ -60,8 +64,15 @@ class CompressedSource(Source):
     def sends(self) -> str:
         """Returns the name of the compressor, if a device can decode what it makes, a piece is one chunk, and
         chunks are read from files into slots."""
-        size = STACKED_BYTES < self.matrix.chunk_bytes <= LARGEST_SENT
-        return self.compressor.name if self._folder and size and self.compressor.sends else ""
+        return self.compressor.name if self._folder and self.compressor.sends and self._worth_sending else ""
+
+    @cached_property
+    def _worth_sending(self) -> bool:
+        """Whether chunks are neither small nor large, and few of them are not compressed."""
+        s = self.matrix
+        if s.stored is None or not STACKED_BYTES < s.chunk_bytes <= LARGEST_SENT:
+            return False
+        return sum(size >= s.chunk_bytes for size in s.stored) * SENT <= len(s.stored)
 
     def sending(self) -> "Source":
         """Returns a source that hands chunks on."""
@@ -199,11 +210,16 @@ class EncodedSource(Source):
             if job and job.nbytes <= len(slot):
                 data = slot[: job.nbytes]
                 end = files.start_read([job], data)
-                return lambda: (data, job.nbytes) if end() and self._sends(data) else read()
+                return lambda: self._ended(end, data, piece, slot)
         return read
 
-    def _sends(self, data: Bytes) -> bool:
-        return self._source.compressor.can_send(data, self.matrix.chunk_bytes)
+    def _ended(self, end: Callable[[], bool], data: Bytes, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """Return what `read` returns of a chunk that is read in the background."""
+        if not end():
+            return self.read(piece, slot)
+        if self._source.compressor.can_send(data, self.matrix.chunk_bytes):
+            return data, len(data)
+        return self._source.read(piece, slot)
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Returns the stored bytes of the chunk, in one dimension, or decodes what cannot be handed on."""
