@@ -6,6 +6,7 @@ import gc
 import hashlib
 import io
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -22,7 +23,7 @@ from ooc_gemm.cli import main
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.engine.ports import COMPUTE, UPLOAD
-from ooc_gemm.run import prepare, rates_first
+from ooc_gemm.run import prepare, rates_first, rates_learned
 from ooc_gemm.storage.io import answers
 from ooc_gemm.support import memory as limits
 
@@ -167,10 +168,12 @@ class RecordingSession(CPUSession):
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """Memory limits count as in a process that has done nothing yet, whatever tests ran before, nor is a plan
-    remembered of them; and no run measures this machine, which it would say, but for tests that want it."""
+    remembered of them; and no run measures this machine, which it would say, nor learns from itself how fast
+    that multiplies, but for tests that want it."""
     prepare._remembered.cache_clear()
     monkeypatch.setattr(limits, "resident_bytes", lambda: 0)
     monkeypatch.setattr(rates_first, "SHARE", 0.0)
+    monkeypatch.setattr(rates_learned, "MULTIPLIED_SECONDS", math.inf)
     logging.disable(logging.NOTSET)  # an interrupted command line disables it for the rest of its process
 
 

@@ -39,7 +39,7 @@ MOST_CHANGED = 4.0
 NOTED = 1.25
 """Factor by which the rate of BLAS must change for its user to be told. Where others use the cores, it
 changes a little with every run."""
-MULTIPLIED_SECONDS = 0.1
+MULTIPLIED_SECONDS = 0.5
 """Least seconds of multiplying from which the rate of BLAS is learned."""
 MULTIPLIED = 0.5
 """And the least share of the run in which it multiplied. Otherwise something else has taken the time."""

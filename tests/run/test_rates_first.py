@@ -328,9 +328,10 @@ def test_nothing_is_learned_of_moments_impossible_rates_and_shared_cores(cache, 
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.02, 1.3, 2.0])
-def test_what_blas_reached_in_a_run_counts_as_much_as_what_was_known(cache, factor):
+def test_what_blas_reached_in_a_run_counts_as_much_as_what_was_known(cache, monkeypatch, factor):
     """Multiplying takes `factor` times what was predicted, and half a second is added, as predicted. What
     takes a moment shows nothing, nor does a run that did something else for long."""
+    monkeypatch.setattr(rates_learned, "MULTIPLIED_SECONDS", 0.5)
     device, kernel = CPU(), CPU().arithmetic(F4, F4, F4, (512, 512, 512), 0, "auto", "highest")
     plan = planned()
     plan = replace(plan, stage_seconds={"compute": 4.0}, predicted_seconds=4.5)
@@ -351,7 +352,7 @@ def test_what_blas_reached_in_a_run_counts_as_much_as_what_was_known(cache, fact
     assert flops == pytest.approx(1e11 if factor == 1.02 else 1e11 / factor**0.5)
     assert bool(said) is (factor in (0.5, 2.0))
     assert learned(4.0 * factor, brief=False) == ("", 1e11), "the user has measured it"
-    assert learned(0.09, other=0.0) == ("", 1e11), "a moment"
+    assert learned(0.4, other=0.0) == ("", 1e11), "a moment"
     assert learned(4.0 * factor, other=9.0) == ("", 1e11), "it did something else"
     del table["blas float32"]
     assert learned(4.0 * factor)[1] == pytest.approx(1e11 / factor)
