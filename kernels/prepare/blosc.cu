@@ -13,6 +13,7 @@
 #include "common/types.cuh"
 #include "common/entropy.cuh"
 #include "common/zstd.cuh"
+#include "common/frames.cuh"
 
 constexpr u32 MOST_BLOCK = 1 << 20;  // bytes of a block
 constexpr u32 VERSION = 2, ZSTD = 4;  // in headers

@@ -1,4 +1,4 @@
-// Decodes chunks that came to the device as they are stored, and are a frame of Zstandard each: common/zstd.cuh. A chunk
+// Decodes chunks that came to the device as they are stored, and are a frame of Zstandard each: common/frames.cuh. A chunk
 // has one part.
 //
 // Macros: those of common/zstd.cuh. Launch: THREADS threads in one dimension, with SHARED_BYTES of shared memory.
@@ -6,6 +6,7 @@
 #include "common/types.cuh"
 #include "common/entropy.cuh"
 #include "common/zstd.cuh"
+#include "common/frames.cuh"
 
 // The arguments are those of `decode_each`.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -157,10 +157,10 @@ def execute(
     steps, step, enough = plan.block_count * max(1, plan.panel_count), 0, False
     stored: Target | None = None
     try:
-        encoded = plan.problem.a.encoded or plan.problem.b.encoded
         threads, each = dealt(plan.readers, all(source.asynchronous for source in sources.values()))
         for _ in range(threads):
-            how = bool(plan.budget.connection), each > 1 and bool(plan.budget.step) and not encoded
+            onward = bool(plan.budget.step) and not plan.problem.encoded
+            how = bool(plan.budget.connection), each > 1 and onward
             readers.submit(read, ring, session, sources, trace, each, *how)
         for block in plan.blocks():
             c = block.index % plan.c_buffers

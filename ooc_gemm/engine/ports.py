@@ -178,7 +178,7 @@ class Limits:
     narrows: bool = False
     """Whether finished blocks are converted to `Operation.narrowed`."""
     decodes: int = 0
-    """How many chunks the device decodes at a time, where `upload` takes them as they are stored
+    """How many parts of chunks the device decodes at a time, where `upload` takes chunks as they are stored
     (`Matrix.encoded`)."""
     most_kept: int = 0
     """Up to how many of the best elements of each row the device finds in its blocks (`Reduction.wanted`)."""

@@ -124,6 +124,7 @@ class CostModel:
 
     def __init__(self, problem: Problem, budget: Budget, rates: Rates):
         self._problem, self._budget, self.rates = problem, budget, rates
+        self._decoders = decoders(problem, budget)
         self._passes: dict[tuple[str, int, int, int, int, int], Pass] = {}
 
     def estimate(self, x: Candidate) -> Estimate:
@@ -286,12 +287,11 @@ class CostModel:
         if not unpacked:
             return 0.0
         p = self._problem
-        turns = count_blocks(p, x.bm, x.bn, x.panels.narrowing) * max(1, len(x.panels))
-        sent = [s for s in (p.a, p.b) if s.encoded]
-        chunk, parts = max(s.chunk_bytes for s in sent), min(parts_of(s) for s in sent)
-        brought = unpacked / chunk / turns
-        times = turns * max(1.0, math.ceil(brought / decoders(p, self._budget).chunks))
-        return min(times, unpacked / chunk) * chunk / parts / self.rates.unpack
+        turns = count_blocks(p, x.bm, x.bn, x.panels.narrowing) * len(x.panels)
+        chunk, parts = max(s.chunk_bytes for s in p.encoded), min(map(parts_of, p.encoded))
+        chunks = unpacked / chunk
+        times = turns * math.ceil(chunks / turns / self._decoders.chunks)
+        return min(times, chunks) * chunk / parts / self.rates.unpack
 
     def _uploaded_bytes(self, x: Candidate, reads: list[Reads]) -> float:
         p = self._problem

@@ -151,17 +151,17 @@ def staged_bytes(budget: Budget, readers: int, slot: int) -> int:
 
 
 class Decoders(NamedTuple):
-    """How a device decodes chunks."""
+    """How many chunks a device decodes at a time, and what memory that takes."""
 
     chunks: int = 0
     """Most chunks that it decodes at a time; 0 where it decodes none."""
     parts: int = 0
-    """Most parts of them."""
+    """Most parts of chunks that it decodes at a time, each in DECODING_ROOM bytes."""
     stored: int = 0
     """Bytes for a chunk as it is stored. There are twice as many of these areas as chunks, because others
     arrive while some are decoded."""
     decoded: int = 0
-    """Bytes for a decoded chunk."""
+    """Bytes for a chunk when it is decoded, from which its pieces go to panels."""
 
     @property
     def nbytes(self) -> int:
@@ -171,8 +171,9 @@ class Decoders(NamedTuple):
 
 
 def decoders(p: Problem, budget: Budget) -> Decoders:
-    """Return how a device decodes chunks."""
-    found = [s for s in (p.a, p.b) if s.encoded]
+    """Return how many chunks a device decodes at a time: as many as keep it busy, within a share of its
+    memory."""
+    found = p.encoded
     if not found or not budget.device:
         return Decoders()
     stored = round_up(max(s.largest_stored for s in found) + DECODING_PADDING, STAGED_ALIGN)

@@ -331,6 +331,11 @@ class Problem:
         return self.a.stored_bytes + (0 if self.same or self.symmetric else self.b.stored_bytes)
 
     @property
+    def encoded(self) -> tuple[Matrix, ...]:
+        """The operands whose chunks go to a device as they are stored (`Matrix.encoded`)."""
+        return tuple(s for s in ((self.a,) if self.symmetric else (self.a, self.b)) if s.encoded)
+
+    @property
     def estimated(self) -> bool:
         """Whether the bytes that are read can only be estimated (`Matrix.estimated`)."""
         return self.a.estimated or self.b.estimated or (self.reads_c and self.c.estimated)

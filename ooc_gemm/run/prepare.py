@@ -241,7 +241,7 @@ def _sent(problem: Problem, inputs: Inputs, budget: Budget, rates: Rates) -> Pro
     a = replace(problem.a, encoded=inputs.a.source.sends)
     b = replace(problem.b, encoded=inputs.b.source.sends)
     found = replace(problem, a=a, b=b)
-    sent = [s for s in ((a,) if problem.symmetric else (a, b)) if s.encoded]
+    sent = found.encoded
     parts = max((math.prod(s.grid) * parts_of(s) for s in sent), default=0)
     unpack = min(parts, decoders(found, budget).parts) * rates.unpack
     if not unpack:

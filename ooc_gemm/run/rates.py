@@ -42,7 +42,7 @@ COPIED, DECODED = 4e9, 1e9
 threads: 72e9 and 16e9)."""
 DECODE = "decode "
 """Beginning of the names of rates at which one compressor's chunks are decoded."""
-UNPACK = "unpack_bytes_per_second"
+UNPACK_RATES = "unpack_bytes_per_second"
 """What is remembered of a device: the rate at which it decodes a part of a chunk (`Rates.unpack`), by
 compressor."""
 SHARED_MEMORY = 0.75
@@ -185,7 +185,7 @@ def sound(rate: Any) -> float:
 def unpacking(found: dict[str, Any]) -> dict[str, float]:
     """Return the sound rates at which a device decodes parts of chunks, by compressor, of what is remembered
     of it."""
-    known = found.get(UNPACK)
+    known = found.get(UNPACK_RATES)
     rates = {codec: sound(rate) for codec, rate in known.items()} if isinstance(known, dict) else {}
     return {codec: rate for codec, rate in rates.items() if rate}
 

@@ -16,7 +16,18 @@ from ..storage.read.source import Opened
 from ..support.remembered import recall, remember
 from ..support.trace import DECODE as UNPACKING
 from ..support.trace import Trace
-from .rates import DECODE, FILE, FOLDERS, UNPACK, file_system, kernel_key, possible, sound, today, unpacking
+from .rates import (
+    DECODE,
+    FILE,
+    FOLDERS,
+    UNPACK_RATES,
+    file_system,
+    kernel_key,
+    possible,
+    sound,
+    today,
+    unpacking,
+)
 
 TRUSTED_SECONDS = 0.02
 """Least busy seconds of a stage from which its rate is learned."""
@@ -64,7 +75,7 @@ def learn(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace) -> s
         found["flops"] = kernels | {key: {"flops": flops, "thin": used.thin, "brief": True}}
         names.append(f"{key} at {flops / 1e12:.3g} Tflop/s")
     # Other work comes between copies that are converted, and between those that are made beside decoding.
-    apart = not (plan.budget.staged or plan.problem.a.encoded or plan.problem.b.encoded)
+    apart = not (plan.budget.staged or plan.problem.encoded)
     for name in ("upload", "download") if apart else ():
         field, seconds = f"{name}_bytes_per_second", watch.seconds[name]
         trusted = seconds >= TRUSTED_SECONDS and watch.bytes[name] >= TRUSTED_BYTES
@@ -74,9 +85,7 @@ def learn(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace) -> s
             names.append(f"{name}s at {rate / 1e9:.3g} GB/s")
     if not names:
         return ""
-    if not known.get("date"):
-        found |= {"date": today(), "brief": True}
-    remember(FILE, device.model, found)
+    _remember(device, known, found)
     return f"rates of this run are remembered: {', '.join(names)}"
 
 
@@ -104,12 +113,11 @@ def learn_blas(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace,
     flops, changed = used.flops * predicted / alone, math.inf
     if before:
         flops = math.sqrt(before["flops"] * flops)
-        changed = max(flops / before["flops"], before["flops"] / flops)
+        changed = _change(before["flops"], flops)
     if changed < BETTER or flops > device.most_flops(*key.split()[:2]):
         return ""
     rate = {"flops": flops, "thin": before.get("thin", used.thin), "brief": True}
-    found: dict[str, Any] = {"flops": kernels | {key: rate}}
-    remember(FILE, device.model, found if known.get("date") else found | {"date": today(), "brief": True})
+    _remember(device, known, {"flops": kernels | {key: rate}})
     said = f"a rate of this run is remembered: {key} at {flops / 1e12:.3g} Tflop/s"
     return said if changed > NOTED else ""
 
@@ -123,7 +131,7 @@ def learn_decoding(device: Device, inputs: Iterable[Opened], plan: Plan, watch: 
     """
     rates, found = plan.used_rates, list(inputs)
     p, several = plan.problem, len(plan.budget.weights) > 1
-    if plan.budget.device is None or rates.shared or several or p.reads_c or p.a.encoded or p.b.encoded:
+    if plan.budget.device is None or rates.shared or several or p.reads_c or p.encoded:
         return ""
     kinds = {(opened.source.codec, opened.place and file_system(opened.place)) for opened in found}
     ((codec, system), *others) = kinds
@@ -150,26 +158,35 @@ def learn_unpacking(device: Device, inputs: Iterable[Opened], plan: Plan, watch:
     remembered; "" where nothing is.
     """
     codecs, p, usual = {opened.source.codec for opened in inputs}, plan.problem, plan.used_rates.unpack
-    sent = {(s.encoded, s.chunk_bytes) for s in (p.a, p.b) if s.encoded}
+    sent = {(s.encoded, s.chunk_bytes) for s in p.encoded}
     if len(codecs) > 1 or len(sent) != 1 or watch.spans[UNPACKING] < LAUNCHES:
         return ""
-    (codec,), s = codecs, p.a if p.a.encoded else p.b
+    (codec,), s = codecs, p.encoded[0]
     shown = s.chunk_bytes / parts_of(s) / max(1e-9, watch.least[UNPACKING])
     rate = math.sqrt(usual * min(MOST_CHANGED * usual, max(usual / MOST_CHANGED, shown)))
-    if max(rate / usual, usual / rate) < BETTER:
+    if _change(usual, rate) < BETTER:
         return ""
     known = recall(FILE).get(device.model, {})
-    found: dict[str, Any] = {UNPACK: unpacking(known) | {codec: rate}}
-    remember(FILE, device.model, found if known.get("date") else found | {"date": today(), "brief": True})
+    _remember(device, known, {UNPACK_RATES: unpacking(known) | {codec: rate}})
     said = f"the device decodes a part of a chunk of {codec} at {rate / 1e9:.3g} GB/s"
     return f"a rate of this run is remembered: {said}"
+
+
+def _remember(device: Device, known: dict[str, Any], found: dict[str, Any]) -> None:
+    """Remember what was found of a device. If nothing was known of it, that counts as measured briefly."""
+    remember(FILE, device.model, found if known.get("date") else found | {"date": today(), "brief": True})
+
+
+def _change(before: float, now: float) -> float:
+    """Return how many times as large or as small as before a rate is."""
+    return max(before / now, now / before)
 
 
 def _flops(plan: Plan, watch: Trace) -> float:
     """Return the operations per second of a kernel on one device; 0 where the run does not show it. The
     prediction contains what panels and edges cost besides, and the trace adds up all devices."""
-    seconds, p = watch.seconds["compute"], plan.problem
-    if p.a.encoded or p.b.encoded:  # chunks are decoded beside it
+    seconds = watch.seconds["compute"]
+    if plan.problem.encoded:  # chunks are decoded beside it
         return 0.0
     if seconds < TRUSTED_SECONDS or min(plan.bm, plan.bn, plan.bk) < TRUSTED_SIDE:
         return 0.0

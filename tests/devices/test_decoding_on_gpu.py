@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import zarr
 from conftest import gpu_missing, make
+from faults import sent_if_any
 
 import ooc_gemm
 from ooc_gemm import StoreError
@@ -71,10 +72,7 @@ def test_the_result_is_that_of_what_the_host_decodes(monkeypatch, codec, dtype, 
 @pytest.mark.parametrize("codec", ["zstd", "bits"])
 def test_many_panels_and_blocks(monkeypatch, codec):
     """Chunks are decoded again and again in the same memory."""
-    make_plan = ooc_gemm.run.prepare.make_plan
-    monkeypatch.setattr(
-        ooc_gemm.run.prepare, "_fastest", lambda p, sent, *given: make_plan(sent or p, *given)
-    )
+    monkeypatch.setattr(ooc_gemm.run.prepare, "_fastest", sent_if_any)
     stored("float32", codec, (4000, 4600, 3800), (512, 512) if codec == "zstd" else (1024, 1024))
     found, c = product("c", device_memory_limit="1400MiB", chunks=(512, 512))
     assert found.plan.problem.a.encoded

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zarr
 from conftest import make
-from faults import with_blocks
+from faults import sent_if_any, with_blocks
 
 import ooc_gemm
 from ooc_gemm import StoreError
@@ -65,9 +65,16 @@ def product(**options):
     return found, zarr.open_array("c", mode="r")[...]
 
 
-def sent_if_any(problem, sent, budget, given):
-    """The plan in which the device decodes chunks, also where the host would be faster."""
-    return ooc_gemm.run.prepare.make_plan(sent or problem, budget, given)
+def before_each(monkeypatch, kernel, look):
+    """Calls `look` with the arguments and the stream of each launch of a kernel."""
+    launch = cupy_on_cpu.Kernel.__call__
+
+    def launches(self, grid, block, args, stream, shared_bytes=0):
+        if self.name == kernel:
+            look(args, stream)
+        return launch(self, grid, block, args, stream, shared_bytes)
+
+    monkeypatch.setattr(cupy_on_cpu.Kernel, "__call__", launches)
 
 
 def decoded(compressor="zstd"):
@@ -239,7 +246,6 @@ def test_each_place_waits_until_what_lies_there_is_decoded_and_decoding_for_copi
     """The stand-in does everything at once, so this looks at what streams are told to wait for."""
     monkeypatch.setattr(ledger, "MOST_DECODED", 5)
     log, copy, wait, record = [], driver.copy, driver.wait, driver.Events.record
-    launch = cupy_on_cpu.Kernel.__call__
 
     def copies(to, target, pitch, source, source_pitch, width, rows, stream):
         log.append(("copy", stream, target, width))
@@ -254,18 +260,15 @@ def test_each_place_waits_until_what_lies_there_is_decoded_and_decoding_for_copi
         log.append(("record", stream, event))
         return event
 
-    def launches(self, grid, block, args, stream, shared_bytes=0):
-        if self.name == "zstd":
-            table = np.frombuffer(args[0].tobytes(), "u4").reshape(-1, 4)[: int(args[1])]
-            spans = [(int(args[3]) + 16 * int(row[0]), int(row[1])) for row in table]
-            log.append(("decode", stream.ptr, spans, None))
-        return launch(self, grid, block, args, stream, shared_bytes)
+    def decodes(args, stream):
+        table = np.frombuffer(args[0].tobytes(), "u4").reshape(-1, 4)[: int(args[1])]
+        spans = [(int(args[3]) + 16 * int(row[0]), int(row[1])) for row in table]
+        log.append(("decode", stream.ptr, spans, None))
 
-    for owner, name, new in (
-        (driver, "copy", copies), (driver, "wait", waits), (driver.Events, "record", records),
-        (cupy_on_cpu.Kernel, "__call__", launches),
-    ):  # fmt: skip
-        monkeypatch.setattr(owner, name, new)
+    monkeypatch.setattr(driver, "copy", copies)
+    monkeypatch.setattr(driver, "wait", waits)
+    monkeypatch.setattr(driver.Events, "record", records)
+    before_each(monkeypatch, "zstd", decodes)
     stored(*matrices(shape=(900, 500, 400))[:2])
     product()
 
@@ -349,14 +352,8 @@ def test_chunks_of_two_sizes(monkeypatch):
     x, y, wanted = matrices()
     make("a", x, compressors=BLOSC, chunks=(128, 144))
     make("b", y, compressors=BLOSC, chunks=CHUNKS)
-    seen, launch = [], cupy_on_cpu.Kernel.__call__
-
-    def launches(self, grid, block, args, *given):
-        if self.name == "blosc":
-            seen.append(int(args[2]))
-        return launch(self, grid, block, args, *given)
-
-    monkeypatch.setattr(cupy_on_cpu.Kernel, "__call__", launches)
+    seen = []
+    before_each(monkeypatch, "blosc", lambda args, stream: seen.append(int(args[2])))
     _, c = product()
     assert np.array_equal(c, wanted.real)
     assert set(seen) == {128 * 144 * 4 // 4000 + 1}

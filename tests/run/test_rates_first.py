@@ -393,7 +393,7 @@ def test_how_fast_a_device_decodes_chunks_is_remembered(arrays, cache, monkeypat
     two = replace(plan.problem, b=replace(s, chunk_rows=512))
     assert learned([opened, opened], replace(plan, problem=two)) == "", "of two sizes"
     for bad in (None, [1], {opened.source.codec: None}, {opened.source.codec: "x"}, {"other": 1e99}):
-        remembered.remember(rates.FILE, device.model, {rates.UNPACK: bad})
+        remembered.remember(rates.FILE, device.model, {rates.UNPACK_RATES: bad})
         assert known() == 1e8
     assert opened.source.codec in learned([opened, opened])
     assert known() == pytest.approx((1e8 * 4e8) ** 0.5), "one run shows no more than four times as much"

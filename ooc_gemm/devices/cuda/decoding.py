@@ -9,6 +9,7 @@ given to the stream.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -56,6 +57,16 @@ class Decoded(NamedTuple):
     """Elements from one of its rows to the next."""
 
 
+@dataclass
+class _Place:
+    """One of two places for stored chunks. Some arrive in one while those in the other are decoded."""
+
+    at: int
+    """Its address."""
+    free: Event | None = None
+    """The event after which others may arrive there, if they must wait for one."""
+
+
 class Decoding:
     """Decodes the chunks of one run. Any thread may call its methods."""
 
@@ -72,17 +83,14 @@ class Decoding:
         self._matrices = {"a": p.a, "b": p.b}
         self._types = {name: np.dtype(dtype) for name, dtype in zip("ab", p.types, strict=False)}
         self._failed, self._found = memory.data.ptr, host[:4].view(np.uint32)
-        self._stored, self._room = self._failed + STAGED_ALIGN, self._most * stored
-        self._other = self._stored + self._room
-        """Where chunks arrive now, and where those before are decoded."""
-        self._decoded = self._other + self._room
+        first, self._room = self._failed + STAGED_ALIGN, self._most * stored
+        self._arriving, self._other = _Place(first), _Place(first + self._room)
+        self._decoded = first + 2 * self._room
         self._rooms = self._decoded + self._most * self._decoded_area
         self._found[0] = 0
         driver.fill(self._failed, 0, 4, stream)
-        self._parts_of = dict[str, int]()
-        for s in (p.a, p.b):
-            if s.encoded:  # of two sizes of chunks those of the larger ones: others have parts without blocks
-                self._parts_of[s.encoded] = max(parts_of(s), self._parts_of.get(s.encoded, 0))
+        # Of two sizes of chunks those of the larger ones: others have parts without blocks.
+        self._parts_of = {s.encoded: parts_of(s) for s in sorted(p.encoded, key=parts_of)}
         names = sorted(self._parts_of)
         configs = {name: preparations.decode(name, device.shared_bytes) for name in names}
         self._kernels = {name: (config, load(config)[name]) for name, config in configs.items()}
@@ -91,10 +99,6 @@ class Decoding:
         """Where chunks lie that are waiting, by what has compressed them: in what is stored and in what is
         decoded, in units of UNIT bytes, and how long both are."""
         self._used = 0
-        self._free: Event | None = None
-        """The event after which chunks may arrive where they arrive now, if they must wait."""
-        self._free_before: Event | None = None
-        """The same of the other place."""
 
     def takes(self, piece: Piece) -> bool:
         """Whether pieces of its operand are decoded here."""
@@ -109,10 +113,11 @@ class Decoding:
         with self._lock:
             if len(self._waiting) == self._most or self._used + size + DECODING_PADDING > self._room:
                 self._decode()
-            if self._free:
-                driver.wait(stream.ptr, self._free)
-                self._free = None
-            number, at = len(self._waiting), self._stored + self._used
+            place = self._arriving
+            if place.free:
+                driver.wait(stream.ptr, place.free)
+                place.free = None
+            number, at = len(self._waiting), place.at + self._used
             start = self._timing.begin_copy(UPLOAD, stream)
             driver.copy(TO_DEVICE, at, size, data.ctypes.data, size, size, 1, stream.ptr)
             copied = self._timing.end(UPLOAD, start, stream, size, operand=piece.operand, chunk=piece.chunk)
@@ -136,8 +141,8 @@ class Decoding:
         driver.wait(stream.ptr, self._timing.points.record(self._copies.ptr))
         start = self._timing.begin(stream)
         memory = (
-            np.uintp(self._stored), np.uintp(self._decoded), np.uintp(self._rooms), np.uint32(DECODING_ROOM),
-            np.uintp(self._failed),
+            np.uintp(self._arriving.at), np.uintp(self._decoded), np.uintp(self._rooms),
+            np.uint32(DECODING_ROOM), np.uintp(self._failed),
         )  # fmt: skip
         for name, chunks in self._chunks.items():
             if not chunks:
@@ -150,13 +155,12 @@ class Decoding:
             grid = (min(self._parts, len(chunks) * parts),)
             kernel(grid, config.block, args, stream, config.shared_bytes)
             chunks.clear()
-        free = self._timing.points.record(stream.ptr)
+        self._arriving.free = self._timing.points.record(stream.ptr)
         self._device.runtime.memcpyAsync(self._found.ctypes.data, self._failed, 4, _TO_HOST, stream.ptr)
         for decoded in self._waiting:
             self._place(decoded)
         self._timing.end(DECODE, start, stream, 0)
-        self._stored, self._other = self._other, self._stored
-        self._free, self._free_before = self._free_before, free
+        self._arriving, self._other = self._other, self._arriving
         self._waiting.clear()
         self._used = 0
 

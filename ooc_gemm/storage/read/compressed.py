@@ -89,10 +89,10 @@ class CompressedSource(Source):
             return None
         return data if self.compressor.can_send(data, self.matrix.chunk_bytes) else None
 
-    def file_of(self, piece: Piece) -> Job | None:
-        """Return where the chunk of a piece was stored when the array was opened; None where it was not, or
-        that is not known."""
-        s, (i, j) = self.matrix, piece.chunk
+    def file_of(self, i: int, j: int) -> Job | None:
+        """Return where a chunk was stored when the array was opened; None where it was not, or that is not
+        known. Raises ValueError where the index of its shard is damaged."""
+        s = self.matrix
         size = s.stored[i * s.grid[1] + j] if s.stored is not None else 0
         if not size or self._folder is None:
             return None
@@ -133,16 +133,9 @@ class CompressedSource(Source):
     def _short(self, piece: Piece) -> Generator[Bytes | None, None, None]:
         """Yield the chunks of a piece as they are stored, where they are short and as long as they were; None
         for any other."""
-        s, j, folder, jobs = self.matrix, piece.chunk[1], self._folder, list[Job | None]()
-        assert folder is not None, "else a piece is one chunk"
-        assert s.stored is not None, "it was looked at"
-        for i, *_ in overlaps(*piece.rows, s.chunk_rows):
-            size = s.stored[i * s.grid[1] + j]
-            if 0 < size < min(files.LEAST_DIRECT, self._most):
-                offset, _ = self._chunks.extent(i, j)
-                jobs.append(Job(folder.path(self._chunks.key(i, j)), offset, size))
-            else:
-                jobs.append(None)
+        j, most = piece.chunk[1], min(files.LEAST_DIRECT, self._most)
+        found = [self.file_of(i, j) for i, *_ in overlaps(*piece.rows, self.matrix.chunk_rows)]
+        jobs = [job if job and job.nbytes < most else None for job in found]
         return short.parts(jobs, scratch("encoded", self._room), self._alone)
 
     def _decodes(self, data: Bytes, piece: Piece, place: Bytes) -> bool:
@@ -206,7 +199,7 @@ class EncodedSource(Source):
         """Reads files in memory in the background."""
         read, job = partial(self.read, piece, slot), None
         with suppress(OSError, ValueError):
-            job = self._source.file_of(piece) if self.asynchronous else None
+            job = self._source.file_of(*piece.chunk) if self.asynchronous else None
             if job and job.nbytes <= len(slot):
                 data = slot[: job.nbytes]
                 end = files.start_read([job], data)
