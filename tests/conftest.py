@@ -25,6 +25,7 @@ from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.engine.ports import COMPUTE, UPLOAD
 from ooc_gemm.run import prepare, rates_first, rates_learned
 from ooc_gemm.storage.io import answers
+from ooc_gemm.support import cache, remembered
 from ooc_gemm.support import memory as limits
 
 pytest_plugins = ["copying_threads", "left_over"]
@@ -168,13 +169,19 @@ class RecordingSession(CPUSession):
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """Memory limits count as in a process that has done nothing yet, whatever tests ran before, nor is a plan
-    remembered of them; and no run measures this machine, which it would say, nor learns from itself how fast
-    that multiplies, but for tests that want it."""
+    remembered of them; and no run measures this machine, which it would say, or knows what a command line of
+    another test has measured, but for tests that want it, in a cache folder of their own."""
     prepare._remembered.cache_clear()
     monkeypatch.setattr(limits, "resident_bytes", lambda: 0)
     monkeypatch.setattr(rates_first, "SHARE", 0.0)
     monkeypatch.setattr(rates_learned, "MULTIPLIED_SECONDS", math.inf)
+    monkeypatch.setattr(remembered, "_in_file", of_own_folder)
     logging.disable(logging.NOTSET)  # an interrupted command line disables it for the rest of its process
+
+
+def of_own_folder(name, in_file=remembered._in_file):
+    """What the file `name` in the cache folder holds; nothing in the one that all tests share."""
+    return {} if str(cache.folder()) == os.environ[SHARED_CACHE] else in_file(name)
 
 
 def our_threads():
@@ -227,11 +234,15 @@ FAST = "not slow"
 """What `make test` says of the marks of the tests that it runs."""
 
 
+SHARED_CACHE = "TESTS_CACHE"
+"""Variable of the environment with the cache folder that all processes of tests share, for its kernels."""
+
+
 def pytest_configure(config):
     # With it, Python before 3.11.9 may hang where threads are started (python/cpython#106883).
     os.environ.setdefault("DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED", "False")
     if not hasattr(config, "workerinput"):  # the first process; the others get its environment
-        os.environ["OOC_GEMM_CACHE"] = tempfile.mkdtemp(prefix="ooc-gemm-cache-")
+        os.environ["OOC_GEMM_CACHE"] = os.environ[SHARED_CACHE] = tempfile.mkdtemp(prefix="ooc-gemm-cache-")
     examples.share = 0.1 if config.getoption("markexpr") == FAST else 1.0
 
 
@@ -247,7 +258,7 @@ def pytest_collection_finish():
 def pytest_unconfigure(config):
     stored.cleanup()
     if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ["OOC_GEMM_CACHE"], ignore_errors=True)
+        shutil.rmtree(os.environ[SHARED_CACHE], ignore_errors=True)
 
 
 CASES = 2
