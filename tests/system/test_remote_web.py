@@ -64,4 +64,4 @@ def test_the_index_of_a_shard_is_read_once(tmp_path, monkeypatch, compressors):
     assert np.array_equal(result.array, values @ other)
     assert result.bytes_read == result.plan.bytes_read
     assert served.sizes.count(INDEX_BYTES) == 3 + 3
-    assert sum(served.sizes) == 6 * INDEX_BYTES + result.bytes_read  # one operand more than once, in two blocks
+    assert sum(served.sizes) == 6 * INDEX_BYTES + result.bytes_read  # with what is read twice, in two blocks
