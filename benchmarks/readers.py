@@ -1,13 +1,16 @@
 """Host time that the engine's readers take for each chunk, of this code beside that of another commit.
 
-    python benchmarks/readers.py --before COMMIT [--only NAME ...] [--repeat R] [--chunks N] [--out FILE]
+    python benchmarks/readers.py --before COMMIT [--only NAME ...] [--repeat R] [--chunks N]
+                                 [--product DEVICE] [--out FILE]
 
 Pieces of whole arrays go through the engine's ring into panels that nobody multiplies, so nothing but reading
 is measured: the CPU time (user and system) that the process takes for each chunk, and the seconds that pass,
 with one reader thread or as many as `--readers` says. Files in tmpfs have one thread, with as many reads
-under way. All others are in the page cache already. Each measurement is a fresh process, and both sides take
-turns on the same files. The figure of a side is the least of its runs, because other work on the machine only
-adds to it. Exit status 1: elements are wrong, or a ratio misses its bar.
+under way. All others are in the page cache already. With `--product`, each chunk is also copied to a device,
+or decoded there: what is measured is a product of the array with a narrow matrix in memory. Each measurement
+is a fresh process, and both sides take turns on the same files. The figure of a side is the least of its
+runs, because other work on the machine only adds to it. Exit status 1: elements are wrong, or a ratio misses
+its bar.
 """
 
 import argparse
@@ -35,6 +38,8 @@ PASSES = 3
 """Times that a process reads the whole array; the quickest one counts."""
 SLOTS = 8
 """Slots of the ring for each reader, up to four of them."""
+NARROW = 8
+"""Columns of the matrix by which an array is multiplied."""
 PIECE_BYTES = 4 << 20
 """Most bytes of a piece, as the planner has it for most plans."""
 
@@ -62,6 +67,7 @@ CASES = (
     Case("zstd-16", 64, "zstd"),
     Case("zstd-256", 256, "zstd"),
     Case("zstd-256-shards", 256, "zstd", sharded=True),
+    Case("zstd-1024", 512, "zstd"),
 )
 """Each on a disk and in tmpfs."""
 
@@ -200,6 +206,31 @@ def measure(folder: str, readers: int) -> dict[str, float]:
     return {**best, "right": float(session.total == expected)}
 
 
+def measure_product(folder: str, device: str) -> dict[str, float]:
+    """Multiply the array by a narrow matrix, after the same product in this process, and return the times of
+    the call for each chunk in µs."""
+    import numpy as np
+    import zarr
+
+    import ooc_gemm
+
+    a = zarr.open_array(folder)
+    b = np.random.default_rng(2).integers(0, 2, (a.shape[1], NARROW)).astype("f4")
+    count = (a.shape[0] // a.chunks[0]) * (a.shape[1] // a.chunks[1])
+    best = dict[str, float]()
+    for index in range(PASSES + 1):
+        start, cpu = time.perf_counter(), time.process_time()
+        found = np.asarray(ooc_gemm.multiply(folder, b, device=device).array)
+        times = {
+            "cpu_us": (time.process_time() - cpu) / count * 1e6,
+            "wall_us": (time.perf_counter() - start) / count * 1e6,
+        }
+        if index:
+            best = {key: min(value, best.get(key, value)) for key, value in times.items()}
+    right = np.allclose(found, a[...].astype("f8") @ b, rtol=1e-5)
+    return {**best, "right": float(right)}
+
+
 def compare(cases: list[tuple[str, Case]], sides: dict[str, Path], args: argparse.Namespace) -> list[Any]:
     """Measure all cases with both sides in turns, and return a record of each."""
     records = []
@@ -211,6 +242,7 @@ def compare(cases: list[tuple[str, Case]], sides: dict[str, Path], args: argpars
                 for side, root in sides.items():
                     command = [sys.executable, str(Path(__file__)), "--measure", f"{folder}/a"]
                     command += ["--readers", str(args.readers)]
+                    command += ["--product", args.product] if args.product else []
                     environment = {**os.environ, "PYTHONPATH": str(root)}
                     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, check=True)
                     runs[side].append(json.loads(done.stdout))
@@ -270,10 +302,12 @@ def main() -> int:
     parser.add_argument("--disk", default=tempfile.gettempdir(), help="a folder on a disk")
     parser.add_argument("--memory", default="/dev/shm", help="a folder in tmpfs")
     parser.add_argument("--out", type=Path, help="file for the results, in JSON")
+    parser.add_argument("--product", metavar="DEVICE", help="measure a product on this device: cpu or cuda")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        print(json.dumps(measure(args.measure, args.readers)))
+        found = measure_product if args.product else measure
+        print(json.dumps(found(args.measure, args.product or args.readers)))
         return 0
     if not args.before:
         parser.error("--before is needed")
@@ -297,6 +331,7 @@ def main() -> int:
             "after": git("describe", "--always", "--dirty") if (ROOT / ".git").exists() else "",
             "machine": machine(),
             "readers": args.readers,
+            "product": args.product,
             "load": os.getloadavg(),
             "bar": BAR,
             "cases": records,
