@@ -12,6 +12,7 @@ there are none yet, there is nothing between the markers.
 import argparse
 import json
 import re
+import statistics
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -43,6 +44,8 @@ SEVERAL = {
     "grm": "relationships of {samples:,} samples, {variants:,} variants in int8",
 }
 """Job of several.py → its title."""
+BESIDE = {"numpy": "NumPy in core", "float32": "float32, by ooc-gemm"}
+"""What the cases of matrices.py stand beside."""
 CLUSTERS = {
     "multiply": "stored arrays, chunks 1024², and the engine alone with two threads",
     "squares": "dask arrays, chunks 1024²",
@@ -255,10 +258,11 @@ def clusters_table(report: dict[str, Any]) -> str:
 
 def tall_table(report: dict[str, Any]) -> str:
     """Return a table with a line for each command of tall.py."""
-    names = "NumPy", "one thread", "two threads", "cluster"
+    names = "NumPy", "one core", "one thread", "two threads", "cluster"
     lines = [
-        "| | NumPy in core | ooc-gemm, one thread | two threads | cluster of 2 × 1 thread |",
-        "|---" * 5 + "|",
+        "| | NumPy in core | ooc-gemm, one thread on one core | one thread, readers on the other core | "
+        "two threads | cluster of 2 × 1 thread |",
+        "|---" * 6 + "|",
     ]
     for row in report["results"]:
         seconds = row["seconds"]
@@ -271,6 +275,24 @@ def tall_table(report: dict[str, Any]) -> str:
         f"X of {report['rows']:,} × {report['columns']} float32, tmpfs, {report['memory'] >> 20} MiB a thread"
     )
     note = f"XᵀX, {size}; medians of {count} runs; {hardware(report['machine'])}"
+    return "\n".join(lines) + f"\n\n{note}; {report['date'][:10]}, commit {report['commit'][:7]}.\n"
+
+
+def matrices_table(report: dict[str, Any]) -> str:
+    """Return a table with a line for each case of matrices.py."""
+    lines = ["| case | beside | its seconds | ooc-gemm | ratio | predicted ÷ measured |", "|---" * 6 + "|"]
+    for row in report["cases"]:
+        peer, own = (row["median_wall_seconds"][name] for name in (row["beside"], "ooc-gemm"))
+        predicted = statistics.median(row["predicted_to_measured"])
+        lines.append(
+            f"| {row['title'].removesuffix(', none')} | {BESIDE[row['beside']]} | {peer:.2f} | **{own:.2f}** | "
+            f"{row['ratio']:.2f} | {predicted:.2f} |"
+        )
+    limit = report["memory_limit_bytes"] >> 20
+    note = (
+        f"Whole processes, Zarr to Zarr, at most {limit} MiB for ooc-gemm; predictions are of the call; medians "
+        f"of {report['repeat']} runs; {hardware(report['machine'])}"
+    )
     return "\n".join(lines) + f"\n\n{note}; {report['date'][:10]}, commit {report['commit'][:7]}.\n"
 
 
@@ -383,8 +405,10 @@ def render(text: str) -> str:
             shown = summary_table(report)
         elif match[2] == "clusters":
             shown = clusters_table(report)
-        elif match[2] == "tall_cpu":
+        elif match[2].startswith("tall_cpu"):
             shown = tall_table(report)
+        elif match[2].startswith("matrices_cpu"):
+            shown = matrices_table(report)
         elif not kernels:
             shown = table(report)
         elif match[3]:
