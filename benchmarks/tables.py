@@ -284,14 +284,14 @@ def matrices_table(report: dict[str, Any]) -> str:
     for row in report["cases"]:
         peer, own = (row["median_wall_seconds"][name] for name in (row["beside"], "ooc-gemm"))
         predicted = statistics.median(row["predicted_to_measured"])
+        case, beside = row["title"].removesuffix(", none"), BESIDE[row["beside"]]
         lines.append(
-            f"| {row['title'].removesuffix(', none')} | {BESIDE[row['beside']]} | {peer:.2f} | **{own:.2f}** | "
-            f"{row['ratio']:.2f} | {predicted:.2f} |"
+            f"| {case} | {beside} | {peer:.2f} | **{own:.2f}** | {row['ratio']:.2f} | {predicted:.2f} |"
         )
     limit = report["memory_limit_bytes"] >> 20
     note = (
-        f"Whole processes, Zarr to Zarr, at most {limit} MiB for ooc-gemm; predictions are of the call; medians "
-        f"of {report['repeat']} runs; {hardware(report['machine'])}"
+        f"Whole processes, Zarr to Zarr, at most {limit} MiB for ooc-gemm; predictions are of the call; "
+        f"medians of {report['repeat']} runs; {hardware(report['machine'])}"
     )
     return "\n".join(lines) + f"\n\n{note}; {report['date'][:10]}, commit {report['commit'][:7]}.\n"
 
