@@ -5,6 +5,7 @@ import contextlib
 import gc
 import hashlib
 import io
+import itertools
 import logging
 import math
 import os
@@ -25,7 +26,6 @@ from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.engine.ports import COMPUTE, UPLOAD
 from ooc_gemm.run import prepare, rates_first, rates_learned
 from ooc_gemm.storage.io import answers
-from ooc_gemm.support import cache, remembered
 from ooc_gemm.support import memory as limits
 
 pytest_plugins = ["copying_threads", "left_over"]
@@ -166,22 +166,31 @@ class RecordingSession(CPUSession):
         super().wait(stream, event)
 
 
+def gpu_missing():
+    try:
+        import cupy
+
+        return None if cupy.cuda.runtime.getDeviceCount() else "there is no GPU"
+    except Exception as error:
+        return f"there is no GPU here: {error}"
+
+
+NO_GPU = bool(gpu_missing())
+
+
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """Memory limits count as in a process that has done nothing yet, whatever tests ran before, nor is a plan
-    remembered of them; and no run measures this machine, which it would say, or knows what a command line of
-    another test has measured, but for tests that want it, in a cache folder of their own."""
+    remembered of them; and no run measures this machine, which it would say, but for tests that want it. No
+    command line knows what that of another test has measured, unless a GPU needs the cache for kernels."""
     prepare._remembered.cache_clear()
     monkeypatch.setattr(limits, "resident_bytes", lambda: 0)
     monkeypatch.setattr(rates_first, "SHARE", 0.0)
     monkeypatch.setattr(rates_learned, "MULTIPLIED_SECONDS", math.inf)
-    monkeypatch.setattr(remembered, "_in_file", of_own_folder)
+    if NO_GPU:
+        place = Path(os.environ[SHARED_CACHE], f"{os.getpid()}-{next(numbers)}")
+        monkeypatch.setenv("OOC_GEMM_CACHE", str(place))
     logging.disable(logging.NOTSET)  # an interrupted command line disables it for the rest of its process
-
-
-def of_own_folder(name, in_file=remembered._in_file):
-    """What the file `name` in the cache folder holds; nothing in the one that all tests share."""
-    return {} if str(cache.folder()) == os.environ[SHARED_CACHE] else in_file(name)
 
 
 def our_threads():
@@ -235,7 +244,9 @@ FAST = "not slow"
 
 
 SHARED_CACHE = "TESTS_CACHE"
-"""Variable of the environment with the cache folder that all processes of tests share, for its kernels."""
+"""Variable of the environment with the cache folder that all processes of tests share, for its kernels. Those
+of single tests are in it."""
+numbers = itertools.count()
 
 
 def pytest_configure(config):
@@ -302,15 +313,6 @@ def pytest_terminal_summary(terminalreporter):
     reasons = collections.Counter(str(report.longrepr[-1]).removeprefix("Skipped: ") for report in reports)
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason}")
-
-
-def gpu_missing():
-    try:
-        import cupy
-
-        return None if cupy.cuda.runtime.getDeviceCount() else "there is no GPU"
-    except Exception as error:
-        return f"there is no GPU here: {error}"
 
 
 @pytest.fixture(params=["cpu", "recording", pytest.param("cuda", marks=pytest.mark.gpu)])
