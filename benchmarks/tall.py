@@ -5,10 +5,10 @@
 `multiply` (X and X, whole) and `gram` (half of the products) run on the cluster, whose workers cut k, in one
 process with two threads and the memory of both workers, and in one process with one thread and the memory of
 one: once with both cores, of which its readers use the other one, and once with one core. NumPy runs beside
-them: it loads all of X, computes `X.T @ X` and stores it. Processes are started, and
-have made a small product, before their time begins. The contestants run in turns; a figure is the median of
-their runs. The cluster's C must agree with that of one machine within the tolerance of `ooc_gemm.verify`,
-which checks it. Exit status 1: a result is wrong, or a bar was missed.
+them: it loads all of X, computes `X.T @ X` and stores it. Processes are started, and have made a small
+product, before their time begins. The contestants run in turns; a figure is the median of their runs. The
+cluster's C must agree with that of one machine within the tolerance of `ooc_gemm.verify`, which checks it.
+Exit status 1: a result is wrong, or a bar was missed.
 """
 
 import json
