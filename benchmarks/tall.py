@@ -37,8 +37,7 @@ import ooc_gemm.dask
 
 WORKERS = 2
 SLOWEST, LEAST_GAIN = 1.15, 1.7
-"""Most times the seconds of two threads that the cluster may take, and least ratio of the seconds of one core
-to its own."""
+"""Most times the seconds of two threads that the cluster may take, and least ratio of one thread's to its."""
 ALONE = """
 import json, os, sys, time
 x, small, c, command, threads, memory, cores = sys.argv[1:]
@@ -149,7 +148,7 @@ def one(command: str, folder: Path, memory: int, repeat: int) -> dict[str, Any]:
 
 def met(row: dict[str, Any]) -> bool:
     """Whether a command meets its bars; `gram` has one."""
-    slower, gain = (row["ratios"].get(name) for name in ("cluster / two threads", "one core / cluster"))
+    slower, gain = (row["ratios"].get(name) for name in ("cluster / two threads", "one thread / cluster"))
     if slower is None or gain is None:
         return False
     return bool(slower <= SLOWEST and (gain >= LEAST_GAIN or row["command"] == "gram"))

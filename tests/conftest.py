@@ -2,10 +2,10 @@
 
 import collections
 import contextlib
+import functools
 import gc
 import hashlib
 import io
-import itertools
 import logging
 import math
 import os
@@ -166,18 +166,6 @@ class RecordingSession(CPUSession):
         super().wait(stream, event)
 
 
-def gpu_missing():
-    try:
-        import cupy
-
-        return None if cupy.cuda.runtime.getDeviceCount() else "there is no GPU"
-    except Exception as error:
-        return f"there is no GPU here: {error}"
-
-
-NO_GPU = bool(gpu_missing())
-
-
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """Memory limits count as in a process that has done nothing yet, whatever tests ran before, nor is a plan
@@ -187,9 +175,8 @@ def fresh(monkeypatch):
     monkeypatch.setattr(limits, "resident_bytes", lambda: 0)
     monkeypatch.setattr(rates_first, "SHARE", 0.0)
     monkeypatch.setattr(rates_learned, "MULTIPLIED_SECONDS", math.inf)
-    if NO_GPU:
-        place = Path(os.environ[SHARED_CACHE], f"{os.getpid()}-{next(numbers)}")
-        monkeypatch.setenv("OOC_GEMM_CACHE", str(place))
+    if gpu_missing():
+        monkeypatch.setenv("OOC_GEMM_CACHE", tempfile.mkdtemp(dir=os.environ[SHARED_CACHE]))
     logging.disable(logging.NOTSET)  # an interrupted command line disables it for the rest of its process
 
 
@@ -246,7 +233,6 @@ FAST = "not slow"
 SHARED_CACHE = "TESTS_CACHE"
 """Variable of the environment with the cache folder that all processes of tests share, for its kernels. Those
 of single tests are in it."""
-numbers = itertools.count()
 
 
 def pytest_configure(config):
@@ -313,6 +299,16 @@ def pytest_terminal_summary(terminalreporter):
     reasons = collections.Counter(str(report.longrepr[-1]).removeprefix("Skipped: ") for report in reports)
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason}")
+
+
+@functools.cache
+def gpu_missing():
+    try:
+        import cupy
+
+        return None if cupy.cuda.runtime.getDeviceCount() else "there is no GPU"
+    except Exception as error:
+        return f"there is no GPU here: {error}"
 
 
 @pytest.fixture(params=["cpu", "recording", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -18,7 +18,7 @@ INDEX_BYTES = 4 * 16 + 4
 
 
 class Ranges(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and parts of files, of which it notes the sizes."""
+    """Serves files, and parts of files, of which it notes the sizes, and which ones it was asked for."""
 
     def do_GET(self):
         file = Path(self.translate_path(self.path))
@@ -30,6 +30,7 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{last}/{len(data)}")
             data = data[start : last + 1]
             self.server.sizes.append(len(data))
+            self.server.parts.add((self.path, part))
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Last-Modified", self.date_time_string())
         self.end_headers()
@@ -53,7 +54,7 @@ def test_the_index_of_a_shard_is_read_once(tmp_path, monkeypatch, compressors):
     zarr.create_array(tmp_path / "a", data=values, **options)
     zarr.create_array(tmp_path / "b", data=other, **options)
     served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Ranges, directory=str(tmp_path)))
-    served.sizes = []
+    served.sizes, served.parts = [], set()
     threading.Thread(target=served.serve_forever, daemon=True).start()
     try:
         address = f"http://127.0.0.1:{served.server_address[1]}"
@@ -64,4 +65,5 @@ def test_the_index_of_a_shard_is_read_once(tmp_path, monkeypatch, compressors):
     assert np.array_equal(result.array, values @ other)
     assert result.bytes_read == result.plan.bytes_read
     assert served.sizes.count(INDEX_BYTES) == 3 + 3
+    assert len(served.parts) == (3 + 4 + 3 + 4) + (3 + 4 + 4 + 4)
     assert sum(served.sizes) == 6 * INDEX_BYTES + result.bytes_read  # with what is read twice, in two blocks
