@@ -163,7 +163,7 @@ def execute(
             how = bool(plan.budget.connection), each > 1 and onward
             readers.submit(read, ring, session, sources, trace, each, *how)
         for block in plan.blocks():
-            c = block.index % plan.c_buffers
+            c = plan.c_buffer(block)
             if plan.problem.reads_c:
                 blocks[c].free()
                 ring.open((c, c))

@@ -8,7 +8,7 @@ uploaded.
 
     panels:  buffer p ∈ {0, …, panel_buffers − 1}, each one panel of op(A) and one of op(B), in C order, as
              stored or with k along their rows, which may be padded (`Arithmetic`)
-    blocks:  buffer c ∈ {0, …, c_buffers − 1}, bm×bn of C, C order, dense
+    blocks:  buffer c ∈ {0, …, c_buffers − 1}, up to bm×bn of C, C order, dense
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -150,7 +150,7 @@ class CostModel:
         start = rates.start + fresh * (TOUCHED if self._budget.step else 1.0) / rates.touch
         if rates.shared:
             alone = start + sum(stages.values())
-        elif x.panels.growth > 1:
+        elif x.panels.growth > 1 and not x.panels.resident:
             alone = start + self._growing_seconds(x, stages)
         else:
             alone = start + self._overlapped_seconds(x, stages, reads)
@@ -361,16 +361,22 @@ class CostModel:
         elif x.panels.resident:  # the first block waits for all of op(A), and for its share of the others
             slower = entering / max(1e-9, stages["read"])
             of_a, *others = (each.seconds * slower for each in reads)
-            first_block = of_a + first * sum(others)
-            until_tail = max(
-                until_tail,
-                first_block + stages["compute"] * (1 - first),
-                first_block / max(1, len(x.panels)) + stages["compute"] - each_multiply,
-            )
+            wide = self._made_first(x, of_a + first * sum(others), first * stages["compute"])
+            until_tail = max(brought, wide + (1 - first) * stages["compute"] - each_multiply)
         ends = [until_tail + tail, until_last + last * leaving]
         if last < before:  # the block before the last one, a smaller one, may take longer to leave
             ends.append(until_tail + each_multiply - last * stages["compute"] + (before + last) * leaving)
         return max(ends)
+
+    def _made_first(self, x: Candidate, bringing: float, multiplying: float) -> float:
+        """Return the seconds after which the first block is made, whose panels are all brought, in so many
+        seconds, and multiplied, in so many."""
+        k, thin, passes = max(1, self._problem.k), self.rates.thin, len(x.panels)
+        came = done = 0.0
+        for start, stop in x.panels:
+            came += (stop - start) / k * bringing
+            done = max(came, done) + (stop - start + thin) / (k + thin * passes) * multiplying
+        return done
 
     def _made(self, x: Candidate, compute: float, reads: list[float]) -> tuple[float, float]:
         """Return the seconds after which the first block is made and the last one, where panels of op(A) and

@@ -7,6 +7,7 @@ from ..support.intervals import band_rows, ceil_div, round_up
 from .candidates import Candidate
 from .machine import Budget
 from .problem import Matrix, MiB, Problem, rows_apart
+from .schedule import block_widths
 from .teams import ALONE
 
 PAGE = 4096
@@ -104,6 +105,7 @@ def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> 
     """Return what multiplying holds where the device computes. `rows`: those of a block that one device
     computes."""
     bn, bk = x.bn, x.panels.deepest
+    widths = block_widths(p, bn, x.panels.narrowing, x.c_buffers)
     a, b = panel_elements(p, rows, bn, bk)
     scratch = a * p.scratch[0] + b * p.scratch[1] + (rows + bn + bk) * p.line_bytes
     if p.turns:
@@ -120,7 +122,7 @@ def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> 
     scratch += (of_a * (rows + bk) + of_b * (bn + bk)) * p.line_bytes
     return {
         "panels": _panels(p, x, rows) * p.panel_itemsize,
-        "C blocks": x.c_buffers * rows * bn * p.block_itemsize,
+        "C blocks": rows * sum(widths) * p.block_itemsize,
         "workspace": budget.workspace + budget.step + staged_bytes(budget, x.ring.readers, slot) + scratch,
     } | ({"decoding": nbytes} if (nbytes := decoders(p, budget).nbytes) else {})
 
@@ -128,12 +130,11 @@ def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> 
 def _panels(p: Problem, x: Candidate, rows: int) -> int:
     """Return the elements of all buffers for panels. `rows`: those of a block that one device computes."""
     panels, found = x.panels, 0
-    before_last = len(panels) - 1
-    depths = panels.deepest, p.k - before_last * panels.deepest
+    depths = panels.depths() if panels.resident else {}
     for at, (operand, each, extent) in enumerate((("a", rows, p.m), ("b", x.bn, p.n))):
         for lines in panels.strips(operand, each, extent):
-            full, last = (panel_elements(p, lines, lines, depth)[at] for depth in depths)
-            found += before_last * full + last
+            sizes = (n * panel_elements(p, lines, lines, depth)[at] for depth, n in depths.items())
+            found += sum(sizes)
         if not panels.stay[at]:
             found += panels.buffers * panel_elements(p, each, each, panels.deepest)[at]
     return found

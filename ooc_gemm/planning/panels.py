@@ -1,5 +1,6 @@
 """Panels: how k is cut, and which buffers of the device hold the panels."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,6 +54,13 @@ class Panels:
         if self.growth > 1:
             return growing_panels(self.k, self.deepest, self.k_chunk, self.growth)
         return tuple(ranges(self.k, self.deepest))
+
+    def depths(self) -> dict[int, int]:
+        """Return how many panels have each depth."""
+        if self.growth > 1:
+            return Counter(stop - start for start, stop in self.ranges)
+        count = len(self)
+        return Counter({self.deepest: count - 1}) + Counter([self.k - (count - 1) * self.deepest])
 
     @property
     def stay(self) -> tuple[bool, bool]:

@@ -24,7 +24,18 @@ from .chunk_set import Chunk, ChunkSet
 from .machine import Budget, Rates
 from .panels import Panels
 from .problem import Problem
-from .schedule import Block, Part, Piece, column_edges, count_blocks, cut, cuts, places, sides
+from .schedule import (
+    Block,
+    Part,
+    Piece,
+    block_widths,
+    column_edges,
+    count_blocks,
+    cut,
+    cuts,
+    places,
+    sides,
+)
 from .strips import NOTHING, Strips, Visit
 from .teams import ALONE, Shape
 from .traffic import Traffic, piece_read_bytes, uploaded_bytes
@@ -103,6 +114,15 @@ class Plan:
         of `b`, has room."""
         sides = ("a", self.bm, self.problem.m), ("b", self.bn, self.problem.n)
         return {name: self.k_panels.rooms(name, each, extent) for name, each, extent in sides}
+
+    def block_rooms(self) -> tuple[int, ...]:
+        """Return for how many columns each buffer for a block of C has room."""
+        return block_widths(self.problem, self.bn, self.k_panels.narrowing, self.c_buffers)
+
+    def c_buffer(self, block: Block) -> int:
+        """Return the number of the buffer in which a block is made."""
+        column = bisect_right(self._edges, block.col) - 1
+        return (column if self.k_panels.narrowing else block.index) % self.c_buffers
 
     @property
     def host_bytes(self) -> int:

@@ -234,6 +234,15 @@ def _edges(n: int, bn: int, align: int, narrowing: bool) -> tuple[int, ...]:
     return tuple(edges)
 
 
+def block_widths(p: Problem, bn: int, narrowing: bool, count: int) -> tuple[int, ...]:
+    """Return for how many columns of a block each of `count` buffers on the device has room. Blocks beside
+    each other take turns with them, so where they become narrower most buffers hold narrow ones only."""
+    if not narrowing:
+        return (bn,) * count
+    widths = [stop - start for start, stop in pairwise(column_edges(p, bn, True))]
+    return tuple(max(widths[c::count], default=0) for c in range(count))
+
+
 def _grid(p: Problem, bm: int, bn: int, narrowing: bool) -> tuple[int, int]:
     """Return how many blocks lie one below the other, and how many beside each other."""
     return ceil_div(p.m, bm), len(column_edges(p, bn, True)) - 1 if narrowing else ceil_div(p.n, bn)

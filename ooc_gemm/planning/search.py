@@ -51,9 +51,10 @@ are brought, so a gain within the error of a prediction is not worth it."""
 WIDTHS_TRIED = 8
 """Number of block widths that are tried where op(A) stays on the device."""
 
-RESIDENT_BLOCKS = 3
+RESIDENT_BLOCKS, MOST_BLOCKS = 3, 8
 """Blocks of C on the device where op(A) stays there and there is room: blocks become narrower, so the next
-but one would be computed before the first is written (four H200: 0.13 s without a kernel)."""
+but one would be computed before the first is written (four H200: 0.13 s without a kernel). And the most of
+them where blocks have few chunks: each chunk is written by one writer, and all writers are to have some."""
 
 COLUMNS = 2
 """Columns of blocks whose panels of op(B) stay on a device where op(A) stays there in several rows of blocks:
@@ -67,6 +68,10 @@ SIDES_TRIED = slice(1, 5)
 
 GROWTHS = (1.25, 1.5)
 """Factors by which each panel is deeper than the one before, where panels grow."""
+
+RESIDENT_GROWTH = 2.0
+"""The same where op(A) stays on the device. Multiplying a panel by the wide first block takes longer than to
+bring it, so the next one may be much deeper. All blocks have the same panels, so few may be thin."""
 
 WORTH_LESS = 0.95
 """Smaller chunks of C, or a smaller ring, are chosen where they need less than this share of the time."""
@@ -303,29 +308,44 @@ class _Search:
         p, bk = self.problem, x.panels.deepest
         if self.budget.device is None or p.symmetric or x.bm < p.m or x.bn < p.n:
             return
-        for depth, growth in product((bk, 2 * bk), GROWTHS):
+        for depth, growth in product(self._depths_of_grown(bk), GROWTHS):
             deeper = x._replace(panels=replace(x.panels, deepest=depth, growth=growth))
-            if LEAST_GROWN <= depth < p.k and depth % x.panels.k_chunk == 0 and self._fits(deeper):
+            if self._fits(deeper):
                 yield deeper
 
     def _resident(self, x: Candidate) -> Iterator[Candidate]:
         """Yield the candidate in a few blocks side by side, for all of which op(A) stays on a device with
         memory of its own. Each block is written while the next one is computed."""
-        p = self.problem
-        if not self._may_stay(x):
+        p, bk = self.problem, x.panels.deepest
+        if not self._may_stay(x) or x.c_buffers == 1:
             return
         panels = replace(x.panels, resident=True, buffers=MORE_BUFFERS)
+        growing = replace(panels, growth=RESIDENT_GROWTH, buffers=MORE_BUFFERS - 1)
+        grown = [replace(growing, deepest=depth) for depth in self._depths_of_grown(bk)]
         widths = [
             bn
             for bn in steps(p.n, x.c.chunk_cols)
             if bn <= x.bn and bn < p.n and reuses(x.bm, bn, panels.deepest, p.least)
         ]
-        for bn in widths[:WIDTHS_TRIED] if x.c_buffers > 1 else ():
-            for count in min(RESIDENT_BLOCKS, count_blocks(p, x.bm, bn, narrowing=True)), x.c_buffers:
-                narrower = x._replace(bn=bn, panels=panels, c_buffers=count)
-                if self._fits(narrower):
-                    yield narrower
-                    break
+        for bn, one in product(widths[:WIDTHS_TRIED], (panels, *grown)):
+            yield from self._with_room(x._replace(bn=bn, panels=one))
+
+    def _with_room(self, x: Candidate) -> Iterator[Candidate]:
+        """Yield the candidate with as many blocks of C on the device as are of use, if they fit, else with
+        fewer; nothing if it does not fit."""
+        blocks = count_blocks(self.problem, x.bm, x.bn, x.panels.narrowing)
+        chunks = ceil_div(x.bm, x.c.chunk_rows) * ceil_div(x.bn, x.c.chunk_cols)
+        enough = min(MOST_BLOCKS, 1 + ceil_div(x.ring.writers, chunks))
+        for count in max(RESIDENT_BLOCKS, enough), RESIDENT_BLOCKS, x.c_buffers:
+            roomy = x._replace(c_buffers=min(count, blocks))
+            if self._fits(roomy):
+                yield roomy
+                return
+
+    def _depths_of_grown(self, bk: int) -> list[int]:
+        """Return the depths of the deepest panel that are tried where panels of `bk` could grow instead."""
+        p = self.problem
+        return [depth for depth in (bk, 2 * bk) if LEAST_GROWN <= depth < p.k and depth % p.k_chunk == 0]
 
     def _may_stay(self, x: Candidate) -> bool:
         """Whether op(A) may stay on the device, and the candidate has blocks as high as C."""
@@ -347,16 +367,15 @@ class _Search:
         for bm, bn in product(heights[SIDES_TRIED], widths[SIDES_TRIED]):
             rows, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
             panels = replace(x.panels, resident=True, rows=rows, columns=min(COLUMNS, across))
-            for count in RESIDENT_BLOCKS, x.c_buffers:
-                strips = x._replace(bm=bm, bn=bn, panels=panels, c_buffers=count)
-                if reuses(bm, bn, panels.deepest, p.least) and self._fits(strips):
-                    yield strips
-                    break
+            if reuses(bm, bn, panels.deepest, p.least):
+                yield from self._with_room(x._replace(bm=bm, bn=bn, panels=panels))
 
 
 def finish(p: Problem, budget: Budget, rates: Rates, x: Candidate) -> Plan:
     """Make a plan of a candidate."""
     p = replace(p, c=x.c)
+    if p.parts == 1:
+        x = x._replace(c_buffers=max(1, min(x.c_buffers, count_blocks(p, x.bm, x.bn, x.panels.narrowing))))
     host, device = ledgers(p, budget, x)
     estimate = CostModel(p, budget, rates).estimate(x)
     fast = budget.host if budget.device is None else len(budget.weights) * budget.device

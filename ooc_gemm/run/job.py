@@ -181,6 +181,8 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
     if job.works:
         observer.all_done(plan, watch)
     target, array = begun()
+    if job.request.c is not None:  # it is opened while a device frees its memory
+        array = reopen.open_result(job.request.c)
     return _Made(copies, array, target.overflowed if target else 0)
 
 
@@ -245,7 +247,7 @@ def _result(job: Job, made: _Made, watch: Trace, seconds: float) -> Result:
         overflowed=made.overflowed,
         rechunked=made.copies,
         plan=job.executor.as_done(plan),
-        array=made.array if job.request.c is None else reopen.open_result(job.request.c),
+        array=made.array,
         timeline=watch.timeline(),
     )
 

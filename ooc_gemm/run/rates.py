@@ -19,7 +19,7 @@ from typing import Any
 
 from ..engine.ports import Arithmetic, Hardware
 from ..planning.machine import Rates
-from ..storage.io.files import IN_MEMORY, in_memory, mounted, open_file
+from ..storage.io.files import IN_MEMORY, in_memory, mounted, open_file, type_of
 from ..storage.write.staging_folder import DIRECT_BYTES
 from ..support.remembered import recall
 
@@ -234,8 +234,7 @@ def nearest_folder(place: Path) -> Path:
 def file_system(place: Path) -> str:
     """Return type and device number of the file system on which a folder lies, or will lie."""
     device = os.stat(nearest_folder(place)).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    return f"{mounted().get(number, ('unknown',))[0]} {number}"
+    return f"{type_of(device) or 'unknown'} {os.major(device)}:{os.minor(device)}"
 
 
 def described(place: Path) -> dict[str, str]:

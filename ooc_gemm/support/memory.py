@@ -10,8 +10,9 @@ from pathlib import Path
 from .errors import InputError
 from .intervals import round_up
 
-STEP = 16 << 20
-"""Measured memory is rounded up to this, so that two runs of one problem get one plan."""
+STEP, ROUNDED = 16 << 20, 16
+"""Measured memory is rounded up to so many bytes, or to about one in so many of those that a process holds.
+So two runs of one problem get one plan, which takes longer to make than to look up."""
 
 
 MOST = 1 << 62
@@ -102,7 +103,9 @@ def _peak_since() -> int:
 def baseline_bytes(usual: int) -> int:
     """Bytes that the process holds before the plan's buffers are allocated: `usual` in a process of its own,
     and the measured resident set, rounded up, in a process that already holds more."""
-    return max(usual, round_up(resident_bytes(), STEP))
+    held = resident_bytes()
+    power = 1 << (held // ROUNDED | 1).bit_length() - 1
+    return max(usual, round_up(held, max(STEP, power)))
 
 
 class Growth:
@@ -110,11 +113,11 @@ class Growth:
     are in the baseline, and are not to be counted again."""
 
     def __init__(self) -> None:
-        self._before = baseline_bytes(0)
+        self._before = resident_bytes()
 
     def of(self, nbytes: int) -> int:
         """Return how many of so many bytes of buffers are in the baseline."""
-        return min(nbytes, max(0, baseline_bytes(0) - self._before))
+        return min(nbytes, max(0, round_up(resident_bytes() - self._before, STEP)))
 
 
 def free_bytes() -> int:

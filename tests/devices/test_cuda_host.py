@@ -12,7 +12,10 @@ import ooc_gemm
 from ooc_gemm.cuda_kernels import complex_gemm, split, tensor  # noqa: F401 (replaced in part)
 from ooc_gemm.devices.cuda import check  # noqa: F401
 from ooc_gemm.devices.cuda.device import CUDA
+from ooc_gemm.devices.cuda.rates import CONTEXT_BYTES
 from ooc_gemm.devices.cuda.session import CUDASession
+from ooc_gemm.run import prepare
+from ooc_gemm.support import memory
 
 RNG = np.random.default_rng(3)
 
@@ -47,6 +50,18 @@ KERNELS = [
     ("mma-fp16x3", "f4"),
     ("tiled", "f4"),
 ]
+
+
+def test_a_product_like_the_one_before_is_not_planned_again(capability, monkeypatch):
+    """A little more of both memories is in use then."""
+    x, found = random((60, 60), "f4"), []
+    for host, free in (1030, 120_000), (1075, 119_800):
+        monkeypatch.setattr(memory, "resident_bytes", lambda held=host << 20: held)
+        monkeypatch.setattr(CUDA, "free_bytes", lambda self, free=free << 20: free)
+        result = ooc_gemm.multiply(x, x, device=CUDA(), memory_limit="4GiB")
+        found.append((result.plan.budget, prepare._remembered.cache_info().misses))
+        assert 0.98 * 0.9 * (free << 20) < result.plan.budget.device - CONTEXT_BYTES <= 0.9 * (free << 20)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(("kernel", "dtype"), KERNELS)

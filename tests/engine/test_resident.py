@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import cupy_on_cpu
 import numpy as np
 import pytest
 import zarr
@@ -15,7 +16,9 @@ from ooc_gemm.cuda_kernels import tensor
 from ooc_gemm.devices import open_device
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cpu.session import CPUSession
+from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.several import Several
+from ooc_gemm.planning import schedule
 from ooc_gemm.planning import search as planner
 from ooc_gemm.planning.candidates import Candidate, outputs, rings
 from ooc_gemm.planning.panels import MORE_BUFFERS, Panels
@@ -95,6 +98,40 @@ def test_products(tmp_path, resident, name, dtype, transpose, beta, verify):
 def test_one_panel_for_all_of_k(tmp_path, resident, name, beta):
     """The next row of blocks brings op(A) to where it is still needed."""
     check(tmp_path, device_of(name), "f4", "", beta)
+
+
+@pytest.mark.parametrize("name", ["cpu", "several", "emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("transpose", ["", "b"])
+def test_panels_that_grow_and_blocks_that_become_narrower(tmp_path, monkeypatch, name, transpose):
+    """The last block takes the buffer of the first one."""
+    if name == "emulated":
+        cupy_on_cpu.install(monkeypatch, "90")
+    device = CUDA() if name == "emulated" else device_of(name)
+    monkeypatch.setattr(schedule, "NARROWEST", 200)
+    schedule._edges.cache_clear()
+
+    def make_plan(problem, budget, rates):
+        panels = Panels(problem.k, 1024, problem.k_chunk, 2.0, resident=True, buffers=MORE_BUFFERS - 1)
+        x = Candidate(outputs(problem)[0], problem.m, 800, panels, 3, rings(budget)[0])
+        return planner.finish(problem, budget, rates, x)
+
+    monkeypatch.setattr(prepare, "make_plan", make_plan)
+    a, b = (RNG.integers(-4, 5, shape).astype("f4") for shape in ((300, 3900), (3900, 1900)))
+    make(tmp_path / "a", a, chunks=(90, 128))
+    make(tmp_path / "b", b.T if transpose else b, chunks=(200, 128) if transpose else (128, 200))
+    result = ooc_gemm.multiply(
+        *(str(tmp_path / name) for name in "abc"), device=device, chunks=(100, 100),
+        transpose_b=bool(transpose),
+    )  # fmt: skip
+    plan, depths = result.plan, [stop - start for start, stop in result.plan.panels()]
+    assert depths[0] < depths[-2] == 1024
+    assert [block.cols for block in plan.blocks()] == [800, 600, 400, 100]
+    assert [plan.c_buffer(block) for block in plan.blocks()] == [0, 1, 2, 0]
+    assert plan.block_rooms() == (800, 600, 400)
+    assert np.array_equal(zarr.open_array(tmp_path / "c")[...], a @ b)
+    for what in ("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded"):
+        assert getattr(result, what) == getattr(plan, what), what
+    schedule._edges.cache_clear()
 
 
 KERNELS = (

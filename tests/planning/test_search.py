@@ -1,5 +1,7 @@
 """Which plan is chosen, and which limit is named where none fits."""
 
+import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,11 +11,11 @@ from plans import RATES, check_plan, planned, problems, smallest
 
 import ooc_gemm
 from examples import examples
-from ooc_gemm.planning.candidates import MAX_DEPTH, MIN_DEPTH, Candidate, outputs, rings
+from ooc_gemm.planning.candidates import MAX_DEPTH, MIN_DEPTH, Candidate, Ring, outputs, rings
 from ooc_gemm.planning.chunk_set import ChunkSet
 from ooc_gemm.planning.cost import CostModel
 from ooc_gemm.planning.machine import Budget, Rates
-from ooc_gemm.planning.panels import Panels
+from ooc_gemm.planning.panels import MORE_BUFFERS, Panels
 from ooc_gemm.planning.problem import Matrix, Problem
 from ooc_gemm.planning.search import (
     NEAR_IDEAL,
@@ -133,6 +135,60 @@ def test_op_a_stays_on_the_device_where_writing_takes_long():
     for other in (replace(budget, workers=4), replace(budget, device=None)):
         assert not make_plan(large_problem(), other, rates).k_panels.resident
     assert not make_plan(replace(large_problem(), symmetric=True), budget, rates).k_panels.resident
+
+
+def two_gpus():
+    """Two H200 with files in memory, which multiply for longer than they are sent anything."""
+    rates = replace(
+        FOUR_GPUS, flops=4.6e14, read=7.9e10, write=4.8e10, upload=1e11, download=1e11, thin=366, devices=2
+    )
+    budget = Budget(24 * GiB, GiB, 126 * GiB, GiB, readers=16, writers=40, weights=(1, 1), step=1 << 20)
+    return replace(budget, in_memory=True), rates
+
+
+def test_panels_grow_while_op_a_comes_to_stay():
+    budget, rates = two_gpus()
+    plan = make_plan(large_problem(), budget, rates)
+    assert plan.k_panels.resident
+    depths = [stop - start for start, stop in plan.panels()]
+    assert depths[0] == 2048 < depths[-1] == plan.bk
+    assert plan.bytes_read == plan.problem.a.stored_bytes * 2
+    rooms, (rows, size) = plan.rooms(), (plan.bm // 2, 4)
+    elements = sum(lines // 2 * depth for lines, depth in rooms["a"]) + sum(map(math.prod, rooms["b"]))
+    assert plan.device_ledger["panels"] == elements * size
+    assert plan.device_ledger["C blocks"] == sum(plan.block_rooms()) * rows * size
+    even = replace(plan.k_panels, growth=1.0, deepest=8192, buffers=MORE_BUFFERS)
+    cost = CostModel(large_problem(), budget, rates)
+    ring = Ring(plan.readers, plan.writers, plan.slots, 64 << 20)
+    x = Candidate(plan.problem.c, plan.bm, plan.bn, plan.k_panels, plan.c_buffers, ring)
+    assert cost.estimate(x).seconds < cost.estimate(x._replace(panels=even)).seconds
+
+
+@pytest.mark.parametrize("done", [(), (0,), (1,), (0, 2), (1, 2)])
+def test_blocks_fit_their_buffers(done):
+    """Also of a run that goes on, and of one of several devices, which has fewer rows."""
+    plan = make_plan(large_problem(), *two_gpus())
+    assert plan.k_panels.resident
+    assert len(set(plan.block_rooms())) > 1
+    made = [part.chunk for block in plan.blocks() if block.index in done for part in plan.parts(block)]
+    left = plan.without(ChunkSet(plan.problem.c.grid, made))
+    buffers = [left.c_buffer(block) for block in left.blocks()]
+    assert all(block.cols <= left.block_rooms()[c] for block, c in zip(left.blocks(), buffers, strict=True))
+    assert done or all(before != after for before, after in itertools.pairwise(buffers))
+    assert replace(left, bm=left.bm // 2).block_rooms() == left.block_rooms()
+
+
+def test_there_are_as_many_blocks_of_c_on_the_device_as_are_of_use():
+    problem, budget, rates = one_gpu()
+    assert make_plan(problem, replace(budget, device=126 * GiB), replace(rates, write=1e13)).c_buffers == 1
+    few = Matrix(8192, 8192, 16, 1024, 1024)
+    small = Problem(
+        8192, 8192, 8192, few, few, few, panel_itemsize=16, block_itemsize=16, keeps_a=True, least=(600, 256)
+    )
+    plan = make_plan(small, replace(budget, device=3 * GiB), replace(rates, flops=3e13, thin=1099))
+    each = plan.bm // 1024 * (plan.bn // 1024)
+    assert plan.k_panels.columns
+    assert plan.c_buffers == 1 + -(-plan.writers // each) > 3
 
 
 def one_gpu():

@@ -16,6 +16,25 @@ def test_the_resident_set_and_free_memory_are_what_psutil_finds():
     assert memory._available_bytes() == pytest.approx(psutil.virtual_memory().available, rel=0.5)
 
 
+def test_a_little_more_memory_leaves_the_baseline_as_it_is(monkeypatch):
+    """It is what plans are made for, and remembered by."""
+
+    def baseline(held, usual=0):
+        monkeypatch.setattr(memory, "resident_bytes", lambda: held)
+        return memory.baseline_bytes(usual)
+
+    assert baseline(1030 * MiB) == baseline(1080 * MiB) == 1088 * MiB
+    assert baseline(100 * MiB) == 112 * MiB
+    assert baseline(0) == 0
+    assert baseline(100 * MiB, 300 * MiB) == 300 * MiB
+    for held in range(1, 3 << 30, 77 * MiB + 1):
+        assert held <= baseline(held) <= max(held + 16 * MiB, held * 17 / 16)
+    baseline(1000 * MiB)
+    growth = memory.Growth()
+    baseline(1017 * MiB)
+    assert (growth.of(10 * MiB), growth.of(1 << 30)) == (10 * MiB, 32 * MiB)
+
+
 def test_without_proc_psutil_is_asked(monkeypatch):
     def missing(path, *args, **options):
         raise FileNotFoundError(path)

@@ -22,6 +22,7 @@ lose by being rounded up to 2 MiB. With 32 MiB a product within the smallest lim
 SHARE_OF_FREE = 0.9
 """Share of the free memory of a device that a plan may use by default. The rest is for other programs, and
 for what the driver allocates later."""
+ROUNDED = 64
 READERS = 16
 """Threads that read for one device. They read cached chunks at 72 to 75 GB/s, which is more than the 55 GB/s
 that one device takes over its bus (H200 machine)."""
@@ -73,10 +74,13 @@ def limits(
     arithmetic: Arithmetic, free: int, device_memory_limit: int | None, multiprocessors: int = 0
 ) -> Limits:
     """Return the limits of a device that has `free` bytes left beside its context. By default a plan may use
-    SHARE_OF_FREE of them."""
+    SHARE_OF_FREE of them, rounded down by up to one in ROUNDED bytes: a little more or less is free before
+    each product, and the plan for one limit is remembered."""
     allowed = device_memory_limit
     if allowed is None:
-        allowed = CONTEXT_BYTES + int(SHARE_OF_FREE * free)
+        share = int(SHARE_OF_FREE * free)
+        step = 1 << max(0, (share // ROUNDED).bit_length() - 1)
+        allowed = CONTEXT_BYTES + share // step * step
     code = LIBRARY_BYTES if arithmetic.kernel == "cublas" else MODULE_BYTES
     return Limits(
         host_baseline=GPU_HOST_BYTES,

@@ -105,7 +105,7 @@ class CUDASession(HostMemory):
                 size = panel_elements(plan.problem, lines, lines, depth)[side]
                 panels[name, number] = size, types[side]
         others: dict[Any, tuple[int, np.dtype[Any]]] = {
-            ("c", c): (plan.bm * plan.bn, arithmetic.block) for c in range(plan.c_buffers)
+            ("c", c): (plan.bm * cols, arithmetic.block) for c, cols in enumerate(plan.block_rooms())
         }
         turned = {dtype for name, dtype in zip("ab", types, strict=True) if self._layout.turned(name)}
         if plan.problem.symmetric:
