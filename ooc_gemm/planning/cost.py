@@ -346,7 +346,7 @@ class CostModel:
         if x.c_buffers == 1:
             last = 1.0
         leaving = leaving_seconds(stages, rates)
-        strips = 1 if p.check_itemsize else EARLY_STRIPS
+        strips = 1 if p.check_itemsize or p.symmetric else EARLY_STRIPS  # on the diagonal there are none
         tail = max(each_multiply, last * leaving) + min(each_multiply, last * leaving) / strips
         hidden = leaving * (1 - last)
         filled = each_read + stages["upload"] / panels
