@@ -1,12 +1,13 @@
 """Kills workers, schedulers and clients of a cluster with SIGKILL at random moments of a product:
 
-    python benchmarks/kills_cluster.py [--kills N] [--seed S] [--folder DIR] [--out FILE]
+    python benchmarks/kills_cluster.py [--tall] [--kills N] [--seed S] [--folder DIR] [--out FILE]
 
 Scheduler and workers are processes of their own, four workers, of which one is killed (and another one
 started) at a random moment of each `ooc-gemm multiply --scheduler`: the run must go on and end well.
 Every fifth time the scheduler is killed instead, every fifth the client: then `--resume` on a new cluster
 must end well. C must be NumPy's in float64, to rounding (plans for fewer workers round differently), and
-nothing may be left behind beside it. Exit status 1 where one of this does not hold.
+nothing may be left behind beside it. With `--tall` k is long and C is small, so that workers cut k and add up
+partial sums. Exit status 1 where one of this does not hold.
 """
 
 import json
@@ -34,7 +35,7 @@ from ooc_gemm.storage.io.folder import Folder
 from ooc_gemm.storage.write import share
 
 WORKERS = 4
-SHAPE = 1500, 1400, 200
+SHAPE, TALL = (1500, 1400, 200), (210, 190, 100_000)
 MARGIN = 2 << 20
 """Bytes of a worker's memory above the smallest sufficient limit."""
 SLOW = """
@@ -49,17 +50,28 @@ def slowed(write):
     return slowly
 
 files.write = slowed(files.write)
+
+from ooc_gemm.dask import partial
+
+def later(work):
+    def slowly(*arguments):
+        time.sleep({sums})
+        return work(*arguments)
+
+    return slowly
+
+partial.carried_out, partial.add = later(partial.carried_out), later(partial.add)
 """
-"""A module that workers load first. It slows the disk down, so that a kill finds them at work."""
+"""A module that workers load first. It slows the disk and sums down, so that a kill finds them at work."""
 TIMEOUT = 120
 
 
 class Cluster:
     """A scheduler and workers, each of which is a process."""
 
-    def __init__(self, folder: Path, delay: float):
+    def __init__(self, folder: Path, delay: float, sums: float):
         self._folder, self._file = folder, folder / f"scheduler-{time.monotonic_ns()}.json"
-        (folder / "slow.py").write_text(SLOW.format(delay=delay))
+        (folder / "slow.py").write_text(SLOW.format(delay=delay, sums=sums))
         arguments = [
             "--host",
             "127.0.0.1",
@@ -101,9 +113,9 @@ class Cluster:
             process.wait()
 
 
-def make(folder: Path, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def make(folder: Path, shape: tuple[int, int, int], rng: np.random.Generator) -> np.ndarray[Any, Any]:
     """Write A, B and the old C, and return the values of the old C."""
-    m, n, k = SHAPE
+    m, n, k = shape
     for name, shape in (("a", (m, k)), ("b", (k, n))):
         array = zarr.create_array(folder / name, shape=shape, chunks=(256, 100), dtype="f4", compressors=None)
         array[...] = rng.standard_normal(shape, np.float32)
@@ -122,11 +134,11 @@ def command(folder: Path, case: dict[str, Any], address: str, *more: str) -> lis
 
 
 def product(
-    folder: Path, case: dict[str, Any], delay: float, kill: str, after: float, pick: int, *more: str
+    folder: Path, case: dict[str, Any], tall: bool, kill: str, after: float, pick: int, *more: str
 ) -> tuple[int, str, float, bool]:
     """Run a product and kill a part of it. Returns its exit status, its output, its seconds, and whether the
     kill came before its end."""
-    cluster = Cluster(folder, delay)
+    cluster = Cluster(folder, 0.05, 0.5 if tall else 0.0)
     try:
         line = command(folder, case, cluster.address, *more)
         said = subprocess.run(line, capture_output=True, text=True).stderr
@@ -154,16 +166,19 @@ def product(
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--kills", default=20, show_default=True)
 @click.option("--seed", default=1, show_default=True)
+@click.option("--tall", is_flag=True, help="Cut k among the workers.")
 @click.option("--only", type=click.Choice(["worker", "scheduler", "client"]), help="Kill nothing else.")
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="For arrays.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="A log, as JSON.")
-def main(kills: int, seed: int, only: str | None, folder: Path | None, out: Path | None) -> None:
+def main(
+    kills: int, seed: int, tall: bool, only: str | None, folder: Path | None, out: Path | None
+) -> None:
     """Kill workers, schedulers and clients at random moments, and compare the results."""
     draw, rows, began = random.Random(seed), [], time.perf_counter()
-    cases, delay = [case for case in CASES if not case["gram"]], 0.05
+    cases = [case for case in CASES if not case["gram"]]
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         place = Path(scratch)
-        old = make(place, np.random.default_rng(seed))
+        old = make(place, TALL if tall else SHAPE, np.random.default_rng(seed))
         a, b = (zarr.open_array(place / name, mode="r")[...].astype(np.float64) for name in "ab")
         seconds: dict[int, float] = {}
         while len(rows) < kills:
@@ -172,12 +187,14 @@ def main(kills: int, seed: int, only: str | None, folder: Path | None, out: Path
             right = 1.5 * a @ b + case["beta"] * old if case["beta"] else a @ b
             if index not in seconds:
                 before(place, "c", case, old)
-                status, said, seconds[index], _ = product(place, case, delay, "", 0, 0)
+                status, said, seconds[index], _ = product(place, case, tall, "", 0, 0)
                 assert status == 0, said
+                ranges = json.loads(said.splitlines()[-1])["plan"]["k_ranges"]
+                assert (ranges > 1) == tall, f"k is cut into {ranges} ranges"
             before(place, "c", case, old)
             kill = only or {3: "scheduler", 4: "client"}.get(len(rows) % 5, "worker")
             after, pick = draw.uniform(0.3, 1.0) * seconds[index], draw.randrange(WORKERS)
-            status, said, took, hit = product(place, case, delay, kill, after, pick)
+            status, said, took, hit = product(place, case, tall, kill, after, pick)
             if not hit:
                 continue
             wrong, done = [], ""
@@ -187,7 +204,7 @@ def main(kills: int, seed: int, only: str | None, folder: Path | None, out: Path
                 wrong.append(f"status {status}: {said.strip()[-300:]}")
             if not wrong and not finished(place / "c"):
                 more = ("--resume",) if unfinished.is_partial(Folder(place / "c")) else ()
-                status, said, *_ = product(place, case, delay, "", 0, 0, *more)
+                status, said, *_ = product(place, case, tall, "", 0, 0, *more)
                 if not status:
                     result = json.loads(said.splitlines()[-1])
                     done = f", continued with {result['blocks_resumed']} of {result['blocks']} blocks done"
@@ -213,6 +230,7 @@ def main(kills: int, seed: int, only: str | None, folder: Path | None, out: Path
     if out:
         report = {
             "seed": seed,
+            "tall": tall,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "version": ooc_gemm.__version__,
             "rows": rows,

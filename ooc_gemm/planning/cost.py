@@ -13,6 +13,7 @@ from .machine import Budget, Rates
 from .panels import MORE_BUFFERS
 from .problem import Matrix, Problem, rows_apart
 from .schedule import (
+    DIAGONAL_ELEMENTS,
     DIAGONAL_STRIPS,
     EARLY_STRIPS,
     LEAST_STRIP,
@@ -346,7 +347,8 @@ class CostModel:
         if x.c_buffers == 1:
             last = 1.0
         leaving = leaving_seconds(stages, rates)
-        strips = 1 if p.check_itemsize or p.symmetric else EARLY_STRIPS  # on the diagonal there are none
+        whole = p.check_itemsize or (p.symmetric and x.bm * x.bn < DIAGONAL_ELEMENTS)
+        strips = 1 if whole else EARLY_STRIPS
         tail = max(each_multiply, last * leaving) + min(each_multiply, last * leaving) / strips
         hidden = leaving * (1 - last)
         filled = each_read + stages["upload"] / panels

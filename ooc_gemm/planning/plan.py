@@ -255,9 +255,11 @@ class Plan:
     def parts(self, block: Block) -> Iterator[Part]:
         """Yield the unfinished chunks of C that a block and its mirror image make. Each is whole, because
         block edges are chunk edges. The parts of several devices' bands come in turns, so that all devices
-        send data at the same time. Of a block that its device reduces there is one part for each row of
+        send data at the same time. Those of a block on the diagonal come from below, where it is finished
+        first. Of a block that its device reduces there is one part for each row of
         chunks: the first of them stands for all."""
-        parts = self._parts((block.row, block.rows), (block.col, block.cols), mirrored=False)
+        upwards = block.diagonal and not self.problem.found_bytes
+        parts = self._parts((block.row, block.rows), (block.col, block.cols), False, upwards)
         if self.problem.symmetric and not block.diagonal:
             turned = self._parts((block.col, block.cols), (block.row, block.rows), mirrored=True)
             parts = chain(parts, turned)
@@ -271,10 +273,13 @@ class Plan:
 
         return iter(sorted(parts, key=depth))
 
-    def _parts(self, down: tuple[int, int], across: tuple[int, int], mirrored: bool) -> Iterator[Part]:
+    def _parts(
+        self, down: tuple[int, int], across: tuple[int, int], mirrored: bool, upwards: bool = False
+    ) -> Iterator[Part]:
         """Yield the parts of a block that covers (first row, rows) and (first column, columns) of C."""
         c = self.problem.c
-        for i, row, row_stop in overlaps(down[0], sum(down), c.chunk_rows):
+        lines = list(overlaps(down[0], sum(down), c.chunk_rows))
+        for i, row, row_stop in reversed(lines) if upwards else lines:
             for j, col, col_stop in overlaps(across[0], sum(across), c.chunk_cols):
                 size = row_stop - row, col_stop - col
                 if (i, j) in self.done:

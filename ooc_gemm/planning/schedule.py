@@ -23,6 +23,10 @@ DIAGONAL_STRIPS = 16
 """Strips of rows in which a block on the diagonal is computed, each up to the diagonal: 17/32 of its
 products."""
 
+DIAGONAL_ELEMENTS = 1 << 27
+"""Least number of elements of a block on the diagonal that is finished in early strips, too: so many strips
+that what they compute above the diagonal does not matter."""
+
 LEAST_STRIP = 1024
 """Least number of rows in such a strip."""
 

@@ -9,7 +9,7 @@ from sessions import device_with
 import ooc_gemm
 import ooc_gemm.run.prepare
 from ooc_gemm.cuda_kernels.split import split_pays
-from ooc_gemm.devices.cuda import gemm
+from ooc_gemm.devices.cuda import gemm, session
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.session import CUDASession
 from ooc_gemm.planning.schedule import EARLY_STRIPS
@@ -64,6 +64,32 @@ def test_rows_leave_before_others_are_finished(kernel, dtype, bound, transpose, 
     assert_close(found.astype(wide), a.astype(wide) @ b.astype(wide), bound)
     assert strips == [1, 8], "nothing hides the last block's writes"
     assert not exact or found.dtype.kind == "i"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel", "dtype", "bound"), KERNELS)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_rows_of_a_symmetric_block_leave_from_below(kernel, dtype, bound, transpose, monkeypatch):
+    """Every strip is right when it leaves, also above the diagonal."""
+    if why := gpu_missing():
+        pytest.skip(why)
+    monkeypatch.setattr(gemm, "STRIP_ELEMENTS", 1 << 16)
+    monkeypatch.setattr(session, "DIAGONAL_ELEMENTS", 1 << 18)
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(2560, 2560, 350))
+    a, strips = matrix((2560, 700), dtype, 1), []
+
+    class Watching(CUDASession):
+        def finish(self, block, c):
+            super().finish(block, c)
+            strips.extend(rows[:2] for rows in self._finished[c])
+
+    found = ooc_gemm.gram(
+        a.T.copy() if transpose else a, transpose=transpose, device=device_with(Watching, CUDA)(0),
+        kernel=kernel, chunks=(256, 256), precision="medium" if kernel == "tf32" else "highest",
+    ).array  # fmt: skip
+    wide = a.astype({"i": "i8", "c": "c16"}.get(a.dtype.kind, "f8"))
+    assert_close(found.astype(wide.dtype), wide @ wide.T, bound)
+    assert strips == [(start, min(2560, start + 384)) for start in range(2304, -1, -384)]
 
 
 @pytest.mark.gpu

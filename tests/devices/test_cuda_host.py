@@ -10,7 +10,11 @@ from sessions import device_with
 
 import ooc_gemm
 from ooc_gemm.cuda_kernels import complex_gemm, split, tensor  # noqa: F401 (replaced in part)
-from ooc_gemm.devices.cuda import check  # noqa: F401
+from ooc_gemm.devices.cuda import (
+    check,  # noqa: F401
+    gemm,
+    session,
+)
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.rates import CONTEXT_BYTES
 from ooc_gemm.devices.cuda.session import CUDASession
@@ -103,8 +107,6 @@ def cut(monkeypatch, bm, bn, bk):
 @pytest.mark.parametrize("kernel", ["cublas", "ffma"])
 def test_blocks_panels_and_strips(capability, monkeypatch, kernel):
     """Rows of the last block leave before others are finished."""
-    from ooc_gemm.devices.cuda import gemm
-
     cut(monkeypatch, 300, 270, 64)
     monkeypatch.setattr(gemm, "STRIP_ELEMENTS", 1 << 12)
     a, b, strips = random((600, 230), "f4"), random((230, 540), "f4"), []
@@ -117,6 +119,62 @@ def test_blocks_panels_and_strips(capability, monkeypatch, kernel):
     result = ooc_gemm.multiply(a, b, kernel=kernel, device=device_with(Counting, CUDA)(), chunks=(100, 90))
     assert np.abs(result.array - a @ b).max() < 1e-3
     assert strips[-1] > 1
+
+
+SYMMETRIC = [
+    ("cublas", "f4", "f4"),
+    ("ffma", "f4", "f4"),
+    ("mma-fp16x3", "f4", "f2"),
+    ("mma-int8", "i1", "i4"),
+    ("dmma", "f8", "f4"),
+    ("cublas", "c8", "c8"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "dtype", "out"), SYMMETRIC)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_rows_of_a_symmetric_block_leave_from_below(
+    capability, monkeypatch, tmp_path, kernel, dtype, out, transpose
+):
+    """Each strip is complete when it leaves, with what lies above the diagonal."""
+    monkeypatch.setattr(gemm, "STRIP_ELEMENTS", 1 << 12)
+    monkeypatch.setattr(session, "DIAGONAL_ELEMENTS", 1 << 14)
+    cut(monkeypatch, 500, 500, 64)
+    a, strips = random((500, 230), dtype), []
+
+    class Watching(CUDASession):
+        def finish(self, block, c):
+            super().finish(block, c)
+            strips.extend(rows[:2] for rows in self._finished[c])
+            size = block.rows * block.cols
+            made = self._arrays["c", c][:size].reshape(block.rows, block.cols)
+            assert self._narrowing or np.array_equal(made, made.T)
+
+    result = ooc_gemm.gram(
+        a.T.copy() if transpose else a, str(tmp_path / "c"), transpose=transpose, kernel=kernel,
+        out_dtype=out, device=device_with(Watching, CUDA)(), chunks=(90, 90),
+    )  # fmt: skip
+    wide = {"i": "i8", "c": "c16"}.get(a.dtype.kind, "f8")
+    want = a.astype(wide) @ a.astype(wide).T
+    error = np.abs(zarr.open_array(tmp_path / "c")[...].astype(wide) - want).max()
+    assert error <= (0 if dtype == "i1" else 0.5 if out == "f2" else 1e-3)
+    assert strips == [(384, 500), (256, 384), (128, 256), (0, 128)]
+    (block,) = result.plan.blocks()
+    rows = [part.chunk[0] for part in result.plan.parts(block)]
+    assert rows == sorted(rows, reverse=True)
+
+
+def test_what_does_not_fit_is_counted_from_below(capability, monkeypatch):
+    monkeypatch.setattr(gemm, "STRIP_ELEMENTS", 1 << 12)
+    monkeypatch.setattr(session, "DIAGONAL_ELEMENTS", 1 << 14)
+    cut(monkeypatch, 500, 500, 64)
+    a = random((500, 230), "f4")
+    a[[3, 140, 141, 499]] *= 200
+    with pytest.warns(UserWarning, match="are infinite in C"):
+        result = ooc_gemm.gram(a, device=CUDA(), kernel="ffma", out_dtype="f2", chunks=(90, 90))
+    too_large = np.abs(a.astype("f8") @ a.astype("f8").T) > 65519
+    assert too_large[[3, 140, 499]].any(1).all()
+    assert result.overflowed == too_large.sum() == np.isinf(result.array).sum()
 
 
 @pytest.mark.parametrize("kernel", ["cublas", "ffma", "mma-tf32"])

@@ -34,12 +34,14 @@ class Narrowing:
         for buffer in self._host:
             prepare(buffer)
 
-    def pack(self, block: Block, memory: Any, c: int, rows: tuple[int, int], stream: Any) -> None:
+    def pack(
+        self, block: Block, memory: Any, c: int, rows: tuple[int, int], first: bool, stream: Any
+    ) -> None:
         """Start to pack some rows, [start, stop), of block c, which lies in `memory`, and to copy to the host
-        what does not fit. Rows are packed in order, each once."""
+        what does not fit. Each row is packed once. `first`: none of the block was packed before."""
         start, stop = rows
         found, i64, pointer = self._found[c], np.int64, np.uintp
-        if start == 0:
+        if first:
             driver.fill(found.data.ptr, 0, self._nbytes, stream)
         height, width = self._chunk
         at = memory.data.ptr + start * block.cols * self._sums.itemsize

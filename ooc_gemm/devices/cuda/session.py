@@ -33,7 +33,7 @@ from ...engine.ports import (
 )
 from ...planning.ledger import PAGE, decoders, lost_bytes, panel_elements, staged_bytes
 from ...planning.plan import Plan
-from ...planning.schedule import Block, Part, Piece
+from ...planning.schedule import DIAGONAL_ELEMENTS, Block, Part, Piece
 from ...support.onward import Inward, Onward
 from ...support.shared import in_thread
 from ...support.trace import PASS, Trace
@@ -55,8 +55,9 @@ from .uploads import Uploads
 _BETWEEN_DEVICES = driver.EITHER, driver.EITHER
 
 
-_Rows = list[tuple[int, Event]]
-"""The row where each strip stops, and the event that completes when the strip is finished."""
+_Rows = list[tuple[int, int, Event]]
+"""The first row of each strip, the row where it stops, and the event that completes when it is finished, in
+the order in which they are made."""
 
 
 class CUDASession(HostMemory):
@@ -273,8 +274,17 @@ class CUDASession(HostMemory):
             b = self._as_b(a, b, (k, block.rows) if op.transpose_a else (block.rows, k), stream)
         early: _Rows = []
         # Nothing hides the last block's writes, nor those that the next block waits for.
-        last = panel[1] == self._depth and (block.last or self._waits_for_writes)
-        last = last and not (block.diagonal or self._checks)
+        last = panel[1] == self._depth and (block.last or self._waits_for_writes) and not self._checks
+        rows = self._strips(block) if last else []
+        starts = {stop: start for start, stop in rows} if block.diagonal else {}
+
+        def leave(stop: int) -> None:
+            before = early[-1][1] if early else 0
+            if starts:
+                self._mirror_rows(block, c, (starts[stop], stop))
+            if rows:
+                self._leave(block, c, early, (starts.get(stop, before), stop))
+
         assert self._gemm is not None
         product = Product(
             block.rows, block.cols, k, op.alpha, Operand(a.data.ptr, lda), Operand(b.data.ptr, ldb), beta,
@@ -284,14 +294,28 @@ class CUDASession(HostMemory):
                 Stay(pair[1], block.col) if self._stay[1] else None,
             ),
         )  # fmt: skip
-        strips = Strips(
-            early_strips(block.rows, block.cols) if last else (),
-            lower=block.diagonal,
-            after=lambda stop: self._leave(block, c, early, stop) if last else None,
-        )
-        self._gemm(product, stream, strips)
+        self._gemm(product, stream, Strips(rows, lower=block.diagonal, after=leave))
         self._early[c] = early
         self._timing.end(COMPUTE, start, stream, 0, block=block.index, k=k)
+
+    def _strips(self, block: Block) -> list[tuple[int, int]]:
+        """Return the strips of rows in which a block is finished, in order. On the diagonal the last one is
+        complete without the others, and each of those before it only needs what is below it."""
+        strips = early_strips(block.rows, block.cols)
+        if not block.diagonal:
+            return strips
+        few = self._reducer or block.rows * block.cols < DIAGONAL_ELEMENTS
+        return [] if few else strips[::-1]
+
+    def _mirror_rows(self, block: Block, c: int, rows: tuple[int, int]) -> None:
+        """Copy what some rows, [start, stop), of a block on the diagonal hold below the diagonal to above it:
+        to rows before them, and to themselves."""
+        (start, stop), stream, out, pitch = rows, self._streams[COMPUTE], self._arrays["c", c], block.cols
+        turn, first = self._turn[self._op.arithmetic.block.name], start * pitch * out.itemsize
+        left, above = (Operand(out.data.ptr + at, pitch) for at in (first, start * out.itemsize))
+        if start:
+            turn(stop - start, start, left, above, stream)
+        turn.mirror(stop - start, left.moved(start * out.itemsize), stream)
 
     def _copy_band(self, block: Block, k: int, a: Any, b: Any, stream: Any) -> None:
         """Copy the panel of op(A) of a band from the panel of op(B), which is laid out likewise."""
@@ -314,14 +338,15 @@ class CUDASession(HostMemory):
         return b
 
     def mirror(self, block: Block, c: int, col: int = 0) -> None:
-        """Works in place, in the compute stream."""
+        """Works in place, in the compute stream, unless `multiply` has done so strip by strip."""
+        if self._early.get(c):
+            return
         self._device.use()
         stream, n = self._streams[COMPUTE], block.rows
         start = self._timing.begin(stream)
         out = self._arrays["c", c]
         square = Operand(out.data.ptr + col * out.itemsize, block.cols)
         self._turn[self._op.arithmetic.block.name].mirror(n, square, stream)
-        self._early.pop(c, None)
         self._timing.end(COMPUTE, start, stream, 0, block=block.index)
 
     def check(self, block: Block, c: int) -> Check:
@@ -371,18 +396,17 @@ class CUDASession(HostMemory):
             self._reducer.reduce(block, self._arrays["c", c].data.ptr)
             self._timing.end(COMPUTE, start, self._streams[COMPUTE], 0, block=block.index)
         if not rows:
-            self._leave(block, c, rows, block.rows)
+            self._leave(block, c, rows, (0, block.rows))
         self._finished[c] = rows
 
-    def _leave(self, block: Block, c: int, rows: _Rows, stop: int) -> None:
-        """Convert the next rows of a block, up to row `stop`, to the type in which they leave, and add their
-        event to `rows`. This happens in the compute stream, because a kernel of another stream would wait for
+    def _leave(self, block: Block, c: int, left: _Rows, rows: tuple[int, int]) -> None:
+        """Convert some rows, [start, stop), of a block to the type in which they leave, and add rows and
+        event to `left`. This happens in the compute stream: a kernel of another stream would wait for
         multiplications that fill the device."""
         stream = self._streams[COMPUTE]
         if self._narrowing:
-            start = rows[-1][0] if rows else 0
-            self._narrowing.pack(block, self._arrays["c", c], c, (start, stop), stream)
-        rows.append((stop, self._timing.points.record(stream.ptr)))
+            self._narrowing.pack(block, self._arrays["c", c], c, rows, not left, stream)
+        left.append((*rows, self._timing.points.record(stream.ptr)))
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event | Found:
         """Makes a 2-D copy out of the block, whose rows begin where those of its sums began. A mirrored part
@@ -410,7 +434,7 @@ class CUDASession(HostMemory):
         event after which it is there."""
         row, col = (part.col, part.row) if part.mirrored else (part.row, part.col)
         last = row + (part.cols if part.mirrored else part.rows)
-        done = next(event for stop, event in self._finished[c] if last <= stop)
+        *_, done = (event for start, stop, event in self._finished[c] if start < last and row < stop)
         width = block.cols * self._op.arithmetic.block.itemsize
         return self._arrays["c", c].data.ptr + row * width + col * size, width, done
 
@@ -442,7 +466,7 @@ class CUDASession(HostMemory):
         if not reducer.leaves(block):
             return self._timing.points.record(stream.ptr)
         with self._lock:
-            (_, done), *_ = self._finished[c]
+            (*_, done), *_ = self._finished[c]
             driver.wait(stream.ptr, done)
             start = self._timing.begin_copy(DOWNLOAD, stream)
             nbytes = reducer.download(block, part, target, stream)
