@@ -170,9 +170,7 @@ def product(
 @click.option("--only", type=click.Choice(["worker", "scheduler", "client"]), help="Kill nothing else.")
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), help="For arrays.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="A log, as JSON.")
-def main(
-    kills: int, seed: int, tall: bool, only: str | None, folder: Path | None, out: Path | None
-) -> None:
+def main(kills: int, seed: int, tall: bool, only: str | None, folder: Path | None, out: Path | None) -> None:
     """Kill workers, schedulers and clients at random moments, and compare the results."""
     draw, rows, began = random.Random(seed), [], time.perf_counter()
     cases = [case for case in CASES if not case["gram"]]

@@ -173,10 +173,10 @@ class CostModel:
         """Return seconds that no candidate with these blocks is predicted to beat, however much it keeps in
         memory: those of all stages but reading.
 
-        Panels may grow to twice their depth where C is one block, and op(A) may stay on the device where the
-        blocks have its height."""
+        Panels may grow to twice their depth, and op(A) may stay on the device, where blocks are as high as
+        C."""
         p, down, times = self._problem, ceil_div(self._problem.m, x.bm), x.times_a(self._problem)
-        if (x.bm, x.bn) == (p.m, p.n):
+        if x.bm >= p.m:
             x = x._replace(panels=replace(x.panels, deepest=2 * x.panels.deepest))
         uploaded = p.m * p.k * _sent_bytes(p.a) * (times if down > 1 else 1)
         uploaded += 0 if p.symmetric else p.k * p.n * _sent_bytes(p.b) * down

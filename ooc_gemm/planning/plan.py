@@ -256,8 +256,8 @@ class Plan:
         """Yield the unfinished chunks of C that a block and its mirror image make. Each is whole, because
         block edges are chunk edges. The parts of several devices' bands come in turns, so that all devices
         send data at the same time. Those of a block on the diagonal come from below, where it is finished
-        first. Of a block that its device reduces there is one part for each row of
-        chunks: the first of them stands for all."""
+        first. Of a block that its device reduces there is one part for each row of chunks: the first of them
+        stands for all."""
         upwards = block.diagonal and not self.problem.found_bytes
         parts = self._parts((block.row, block.rows), (block.col, block.cols), False, upwards)
         if self.problem.symmetric and not block.diagonal:

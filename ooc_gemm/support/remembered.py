@@ -4,7 +4,6 @@ import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +66,8 @@ def for_now() -> Iterator[None]:
 
 
 def _in_file(name: str) -> Table:
-    return _parsed(cache.read(name) or b"")
-
-
-@lru_cache(maxsize=8)
-def _parsed(data: bytes) -> Table:
-    """Return what the contents of a file say. Nobody may change it: every product asks several times."""
     try:
-        found = json.loads(data)
+        found = json.loads(cache.read(name) or b"")
         return found if all(isinstance(entry, dict) for entry in found.values()) else {}
     except (ValueError, AttributeError):
         return {}

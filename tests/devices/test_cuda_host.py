@@ -18,6 +18,7 @@ from ooc_gemm.devices.cuda import (
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.rates import CONTEXT_BYTES
 from ooc_gemm.devices.cuda.session import CUDASession
+from ooc_gemm.devices.several import Several
 from ooc_gemm.run import prepare
 from ooc_gemm.support import memory
 
@@ -194,6 +195,25 @@ def test_a_symmetric_product_is_made_in_half(capability, monkeypatch, kernel, tr
     assert {"transpose", "mirror"} & set(cupy_on_cpu.Kernel.launched)
     want = a @ a.T if result.array.shape == (400, 400) else a.T @ a
     assert np.abs(result.array - want).max() < 1e-3
+
+
+def test_bands_of_a_symmetric_block_are_mirrored(capability, monkeypatch):
+    """Each device multiplies its rows whole, and what it adds up may differ above the diagonal."""
+    cut(monkeypatch, 500, 500, 64)
+    mirrored, a = [], random((500, 230), "f4")
+
+    class Watching(CUDASession):
+        def mirror(self, block, c, col=0):
+            out = self._arrays["c", c][: block.rows * block.cols].reshape(block.rows, block.cols)
+            square = out[:, col : col + block.rows]
+            square[np.triu_indices(block.rows, 1)] += 1
+            super().mirror(block, c, col)
+            mirrored.append(np.array_equal(square, square.T))
+
+    device = device_with(Watching, CUDA)
+    result = ooc_gemm.gram(a, device=Several([device(), device()]), kernel="ffma", chunks=(90, 90))
+    assert mirrored == [True, True]
+    assert np.abs(result.array - a @ a.T).max() < 1e-3
 
 
 def test_integers_that_a_panel_holds_as_floats(capability):

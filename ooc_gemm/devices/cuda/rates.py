@@ -23,6 +23,7 @@ SHARE_OF_FREE = 0.9
 """Share of the free memory of a device that a plan may use by default. The rest is for other programs, and
 for what the driver allocates later."""
 ROUNDED = 64
+"""What a plan may use by default is rounded down by up to one in so many bytes."""
 READERS = 16
 """Threads that read for one device. They read cached chunks at 72 to 75 GB/s, which is more than the 55 GB/s
 that one device takes over its bus (H200 machine)."""
@@ -74,8 +75,8 @@ def limits(
     arithmetic: Arithmetic, free: int, device_memory_limit: int | None, multiprocessors: int = 0
 ) -> Limits:
     """Return the limits of a device that has `free` bytes left beside its context. By default a plan may use
-    SHARE_OF_FREE of them, rounded down by up to one in ROUNDED bytes: a little more or less is free before
-    each product, and the plan for one limit is remembered."""
+    SHARE_OF_FREE of them, rounded: a little more or less is free before each product, and the plan for one
+    limit is remembered."""
     allowed = device_memory_limit
     if allowed is None:
         share = int(SHARE_OF_FREE * free)

@@ -339,8 +339,9 @@ class CUDASession(HostMemory):
 
     def mirror(self, block: Block, c: int, col: int = 0) -> None:
         """Works in place, in the compute stream, unless `multiply` has done so strip by strip."""
-        if self._early.get(c):
+        if block.diagonal and self._early.get(c):
             return
+        self._early.pop(c, None)  # those of a band are not complete
         self._device.use()
         stream, n = self._streams[COMPUTE], block.rows
         start = self._timing.begin(stream)
