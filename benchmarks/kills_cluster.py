@@ -113,9 +113,9 @@ class Cluster:
             process.wait()
 
 
-def make(folder: Path, shape: tuple[int, int, int], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def make(folder: Path, sizes: tuple[int, int, int], rng: np.random.Generator) -> np.ndarray[Any, Any]:
     """Write A, B and the old C, and return the values of the old C."""
-    m, n, k = shape
+    m, n, k = sizes
     for name, shape in (("a", (m, k)), ("b", (k, n))):
         array = zarr.create_array(folder / name, shape=shape, chunks=(256, 100), dtype="f4", compressors=None)
         array[...] = rng.standard_normal(shape, np.float32)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..support.intervals import ceil_div, round_up
+from ..support.intervals import ceil_div, power_of_two, round_up
 from .machine import Budget
 from .panels import Panels
 from .problem import CHUNK_BYTES, Matrix, MiB, Problem
@@ -149,7 +149,7 @@ def depths(p: Problem, budget: Budget) -> list[int]:
         deepest = DEEPEST_BYTES // p.panel_itemsize
     small = SMALL_PANELS // max(1, (p.m + p.n) * p.panel_itemsize)
     if budget.device is not None and small > deepest:
-        deepest = 1 << small.bit_length() - 1
+        deepest = power_of_two(small)
     for chunk in {MAX_DEPTH, *chunks} if deepest > MAX_DEPTH else chunks:
         depth = chunk
         while depth <= max(deepest, chunk) and depth <= 8 * chunk * deepest // MAX_DEPTH:

@@ -351,10 +351,8 @@ class CostModel:
         strips = 1 if whole else EARLY_STRIPS
         tail = max(each_multiply, last * leaving) + min(each_multiply, last * leaving) / strips
         hidden = leaving * (1 - last)
-        filled = each_read + stages["upload"] / panels
         store = taking_turns(entering, hidden, rates.turns) + opening
         brought = max(store, bringing, each_read + stages["upload"])
-        until_tail = max(filled + stages["compute"] - each_multiply, brought)
         until_last = first * max(bringing, stages["compute"]) + hidden
         if x.panels.columns:
             slower = (entering + opening) / max(1e-9, stages["read"])
@@ -365,6 +363,9 @@ class CostModel:
             of_a, *others = (each.seconds * slower for each in reads)
             wide = self._made_first(x, of_a + first * sum(others), first * stages["compute"])
             until_tail = max(brought, wide + (1 - first) * stages["compute"] - each_multiply)
+        else:
+            filled = each_read + stages["upload"] / panels
+            until_tail = max(brought, filled + stages["compute"] - each_multiply)
         ends = [until_tail + tail, until_last + last * leaving]
         if last < before:  # the block before the last one, a smaller one, may take longer to leave
             ends.append(until_tail + each_multiply - last * stages["compute"] + (before + last) * leaving)

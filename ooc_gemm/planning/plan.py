@@ -121,8 +121,11 @@ class Plan:
 
     def c_buffer(self, block: Block) -> int:
         """Return the number of the buffer in which a block is made."""
-        column = bisect_right(self._edges, block.col) - 1
-        return (column if self.k_panels.narrowing else block.index) % self.c_buffers
+        if (
+            self.k_panels.narrowing
+        ):  # what is left of a run has other numbers, and buffers are not all as wide
+            return (bisect_right(self._edges, block.col) - 1) % self.c_buffers
+        return block.index % self.c_buffers
 
     @property
     def host_bytes(self) -> int:

@@ -17,6 +17,11 @@ def round_up(a: int, step: int) -> int:
     return ceil_div(a, step) * step
 
 
+def power_of_two(most: int) -> int:
+    """Return the largest power of two that is at most so large; 1 where there is none."""
+    return 1 << max(0, most.bit_length() - 1)
+
+
 def reuses(m: int, n: int, k: int, least: tuple[int, int]) -> bool:
     """Return whether a product of m×k by k×n uses its elements often: whether m·n/(m + n), the products for
     each element of A and B, and k, those for each element of C, reach the two numbers of `least`."""

@@ -8,7 +8,7 @@ from mmap import PAGESIZE
 from pathlib import Path
 
 from .errors import InputError
-from .intervals import round_up
+from .intervals import power_of_two, round_up
 
 STEP, ROUNDED = 16 << 20, 16
 """Measured memory is rounded up to so many bytes, or to about one in so many of those that a process holds.
@@ -104,8 +104,7 @@ def baseline_bytes(usual: int) -> int:
     """Bytes that the process holds before the plan's buffers are allocated: `usual` in a process of its own,
     and the measured resident set, rounded up, in a process that already holds more."""
     held = resident_bytes()
-    power = 1 << (held // ROUNDED | 1).bit_length() - 1
-    return max(usual, round_up(held, max(STEP, power)))
+    return max(usual, round_up(held, max(STEP, power_of_two(held // ROUNDED))))
 
 
 class Growth:

@@ -9,6 +9,7 @@ from ...cuda_kernels.integers import SCRATCH_BYTES, plane_pairs
 from ...engine.ports import Arithmetic, Limits
 from ...planning.machine import Rates
 from ...planning.problem import MiB
+from ...support.intervals import power_of_two
 from .. import GPU_HOST_BYTES
 
 CONTEXT_BYTES = 528 * MiB
@@ -80,7 +81,7 @@ def limits(
     allowed = device_memory_limit
     if allowed is None:
         share = int(SHARE_OF_FREE * free)
-        step = 1 << max(0, (share // ROUNDED).bit_length() - 1)
+        step = power_of_two(share // ROUNDED)
         allowed = CONTEXT_BYTES + share // step * step
     code = LIBRARY_BYTES if arithmetic.kernel == "cublas" else MODULE_BYTES
     return Limits(

@@ -276,14 +276,14 @@ class CUDASession(HostMemory):
         # Nothing hides the last block's writes, nor those that the next block waits for.
         last = panel[1] == self._depth and (block.last or self._waits_for_writes) and not self._checks
         rows = self._strips(block) if last else []
-        starts = {stop: start for start, stop in rows} if block.diagonal else {}
 
         def leave(stop: int) -> None:
-            before = early[-1][1] if early else 0
-            if starts:
-                self._mirror_rows(block, c, (starts[stop], stop))
+            start = early[-1][1] if early else 0
+            if rows and block.diagonal:
+                start = rows[len(early)][0]
+                self._mirror_rows(block, c, (start, stop))
             if rows:
-                self._leave(block, c, early, (starts.get(stop, before), stop))
+                self._leave(block, c, early, (start, stop))
 
         assert self._gemm is not None
         product = Product(
@@ -401,9 +401,9 @@ class CUDASession(HostMemory):
         self._finished[c] = rows
 
     def _leave(self, block: Block, c: int, left: _Rows, rows: tuple[int, int]) -> None:
-        """Convert some rows, [start, stop), of a block to the type in which they leave, and add rows and
-        event to `left`. This happens in the compute stream: a kernel of another stream would wait for
-        multiplications that fill the device."""
+        """Convert some rows, [start, stop), of a block to the type in which they leave, and add them to
+        `left`, with their event. This happens in the compute stream: a kernel of another stream would wait
+        for multiplications that fill the device."""
         stream = self._streams[COMPUTE]
         if self._narrowing:
             self._narrowing.pack(block, self._arrays["c", c], c, rows, not left, stream)
