@@ -1,6 +1,5 @@
 """The product that replaces fp16x3 or ozaki2 where products of planes would be inaccurate, or do not pay."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,10 +7,8 @@ import numpy as np
 
 from ..support.intervals import ceil_div, ranges
 from . import preparations
-from .config import Config
-from .driver import Kernel
 from .ffma import choose_ffma, ffma, guarded
-from .launch import launch, load
+from .launch import Functions, launch, load
 from .product import Operand, Product
 from .scratch import Scratch
 from .tensor_tiles import choose_mma, float64_sums, folded_sums
@@ -36,12 +33,12 @@ class Fallback:
         mn: dict[str, bool],
         multiprocessors: int,
         shared: int,
-        function: Callable[[Config], Kernel],
+        function: Functions,
         dtype: str = "float32",
     ):
         """`mn`: whether operand a, or b, is contiguous along m or n, and not along k. `shared`: bytes of
-        shared memory of a multiprocessor. `function` loads a configuration on the current device. `dtype`:
-        NumPy's name for the type of A, B and C."""
+        shared memory of a multiprocessor. `function`: loaded kernels, which others may share.
+        `dtype`: NumPy's name for the type of A, B and C."""
         from cupy.cuda import Device
 
         self._mn, self._multiprocessors, self._shared, self._function = mn, multiprocessors, shared, function

@@ -59,6 +59,19 @@ def load(config: Config, *names: str) -> dict[str, Kernel]:
     return _loaded(Device().id, config, names)
 
 
+class Functions:
+    """Kernels that configurations are named for, each loaded when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._found: dict[Config, Kernel] = {}
+
+    def __call__(self, config: Config) -> Kernel:
+        """Return the kernel of a configuration for the current device, which must always be the same."""
+        if config not in self._found:
+            self._found[config] = load(config)[config.kernel]
+        return self._found[config]
+
+
 @cache
 def _loaded(device: int, config: Config, names: tuple[str, ...]) -> dict[str, Kernel]:
     """Kernels of one source on the current device, whose number is `device`."""

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..support.intervals import ranges, reuses, round_up
-from .config import Config
-from .driver import Kernel
 from .fallback import ComplexFallback, Fallback, complex_product_bytes
-from .launch import load
+from .launch import Functions
 from .moduli import DEPTH, FLOATING, least_count
 from .product import Operand, Product, Strips
 from .residues import PITCH, TILE_COLUMNS, Planes, Residues, Scales
@@ -93,7 +91,7 @@ class Ozaki:
         else:
             self._scaler = Scaler(dtype.name, multiprocessors, self.scratch)
             along_k = {"a": False, "b": False}
-            self._fall_back = Fallback(along_k, multiprocessors, shared, _function, "float64")
+            self._fall_back = Fallback(along_k, multiprocessors, shared, Functions(), "float64")
             if dtype.kind == "c":
                 self._complex = ComplexFallback(self._fall_back, conjugate, self.scratch)
         self.residues = Residues(types, counts, conjugate, multiprocessors, self.scratch)
@@ -201,8 +199,3 @@ class Ozaki:
             self._fall_back.reserve()
         if self._complex and not real:
             self.scratch.at("product", complex_product_bytes(m, n))
-
-
-def _function(config: Config) -> Kernel:
-    """Load the kernel of a configuration."""
-    return load(config)[config.kernel]

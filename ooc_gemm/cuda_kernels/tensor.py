@@ -21,9 +21,8 @@ import numpy as np
 from ..support.intervals import ceil_div, round_up
 from . import preparations
 from .config import Config
-from .driver import Kernel
 from .fallback import Fallback
-from .launch import load
+from .launch import Functions, load
 from .product import Operand, Product, Strips
 from .scratch import Scratch
 from .split import PITCH_BYTES, Split, Splitter, split_pays
@@ -67,7 +66,7 @@ class TensorGemm(ABC):
         self._shared = int(attributes["MaxSharedMemoryPerMultiprocessor"])
         self._scalar = np.dtype(self.configs[0].dtype).type
         self._c_bytes = np.dtype(self.configs[0].dtype).itemsize
-        self._functions: dict[Config, Kernel] = {}
+        self._function = Functions()
         self._turn: dict[str, Transposition] = {}
         self.scratch = Scratch()
         self._sum = load(preparations.sum_slices(self.configs[0].dtype))["sum"]
@@ -184,12 +183,6 @@ class TensorGemm(ABC):
         """Wait for the device, and return whether the fallback made the last product of fp16x3."""
         assert self._splitter, "other kinds have no fallback"
         return self._splitter.fell_back()
-
-    def _function(self, config: Config) -> Kernel:
-        """Return the kernel of a configuration, loaded."""
-        if config not in self._functions:
-            self._functions[config] = load(config)[config.kernel]
-        return self._functions[config]
 
     def reserve(self, m: int, n: int, k: int, in_place: str = "ab", stay: tuple[int, int] = (0, 0)) -> None:
         """Load the kernel, and allocate scratch memory for products up to m×n×k whose operands need not be

@@ -75,7 +75,7 @@ class Meter:
         self.what, self._flops, self._nbytes, self._verb = what, flops, nbytes, verb
         self.fraction = 0.0
         """Share of the work that is done."""
-        self._moved = moved or (lambda: round(self.fraction * nbytes))
+        self._moved = moved
         self._began = time.perf_counter()
         self._thread = threading.get_ident()
         self._ended = threading.Event()
@@ -106,7 +106,8 @@ class Meter:
 
     def fields(self) -> dict[str, Any]:
         """Return how far the work is, as JSON types: percent, bytes, seconds, and rates per second."""
-        seconds, fraction, moved = time.perf_counter() - self._began, self.fraction, self._moved()
+        seconds, fraction = time.perf_counter() - self._began, self.fraction
+        moved = self._moved() if self._moved else round(fraction * self._nbytes)
         return {
             "work": self.what,
             "percent": 100.0 if fraction == 1 else min(99.99, round(100 * fraction, 2)),

@@ -15,7 +15,7 @@ from ...cuda_kernels.ozaki import Ozaki
 from ...cuda_kernels.product import Product, Strips
 from ...cuda_kernels.tuning import best_config
 from ...cuda_kernels.wgmma import open_tensor_gemm
-from ...engine.ports import Operation
+from ...engine.ports import Arithmetic, Operation
 from ...planning.plan import Plan
 from ...planning.schedule import EARLY_STRIPS
 from ...support.intervals import BAND, ceil_div, ranges, round_up
@@ -59,7 +59,7 @@ class Gemm:
         op = self._op
         arithmetic = op.arithmetic
         if arithmetic.kernel == "cublas":
-            return partial(self._by_strips, self._cublas)
+            return partial(_by_strips, partial(_cublas, op, self._cuda), op.arithmetic, self._layout)
         trans_a, trans_b = not self._layout.along_k("a"), self._layout.along_k("b")
         kernel, panel = KERNELS[arithmetic.kernel], arithmetic.panel.name
         size, real = (plan.bm, plan.bn, plan.bk), op.alpha.imag == op.beta.imag == 0
@@ -86,23 +86,25 @@ class Gemm:
             gemm.reserve(*size, in_place, stay)
             return partial(gemm, in_place=in_place)
         config = best_config(kernel.name, panel, trans_a, trans_b, *size, model, multiprocessors)
-        return partial(self._by_strips, partial(launch, load(config)[config.kernel], config))
+        one = partial(launch, load(config)[config.kernel], config)
+        return partial(_by_strips, one, op.arithmetic, self._layout)
 
-    def _by_strips(
-        self, gemm: Callable[[Product, Any], None], product: Product, stream: Any, strips: Strips
-    ) -> None:
-        """Start one product for each strip of rows."""
-        arithmetic = self._op.arithmetic
-        down = (product.a.ld if self._layout.along_k("a") else 1) * arithmetic.panel.itemsize
-        for start, stop, width in strips.of(product.m, product.n):
-            gemm(product.rows(start, stop, width, down, arithmetic.block.itemsize), stream)
-            strips.after(stop)
 
-    def _cublas(self, product: Product, stream: Any) -> None:
-        op = self._op
-        operations = (
-            cublas.operation(op.transpose_a, op.conjugate_a),
-            cublas.operation(op.transpose_b, op.conjugate_b),
-        )
-        types = op.arithmetic.panel.name, op.arithmetic.block.name
-        cublas.gemm(self._cuda, product, stream, operations=operations, types=types)
+def _by_strips(
+    gemm: Callable[[Product, Any], None], arithmetic: Arithmetic, layout: Layout, product: Product,
+    stream: Any, strips: Strips,
+) -> None:  # fmt: skip
+    """Start one product for each strip of rows."""
+    down = (product.a.ld if layout.along_k("a") else 1) * arithmetic.panel.itemsize
+    for start, stop, width in strips.of(product.m, product.n):
+        gemm(product.rows(start, stop, width, down, arithmetic.block.itemsize), stream)
+        strips.after(stop)
+
+
+def _cublas(op: Operation, cuda: Any, product: Product, stream: Any) -> None:
+    operations = (
+        cublas.operation(op.transpose_a, op.conjugate_a),
+        cublas.operation(op.transpose_b, op.conjugate_b),
+    )
+    types = op.arithmetic.panel.name, op.arithmetic.block.name
+    cublas.gemm(cuda, product, stream, operations=operations, types=types)

@@ -74,8 +74,6 @@ class Target(Generic[S]):
         self._encoder = Encoder(array)
         self.background = self._encoder.copies and array.dtype == block and sink.background
         """Whether writes continue in the background once they are started."""
-        self.bring = self._bring if self.background else None
-        """Starts to write chunks that a device has."""
         self.overflowed = 0
         """Number of finite elements that became infinite in C, because they are too large for its type."""
         self._lock = Lock()
@@ -118,6 +116,11 @@ class Target(Generic[S]):
         except OSError:
             return write
         return self._ended(part.chunk, end, len(data), write)  # or `write` says what the matter is
+
+    @property
+    def bring(self) -> Callable[[Sequence[Part], Inward], Callable[[], int]] | None:
+        """Starts to write chunks that a device has; None where nothing is written in the background."""
+        return self._bring if self.background else None
 
     def _bring(self, parts: Sequence[Part], inward: Inward) -> Callable[[], int]:
         """Start to write chunks that a device has, as of `start`. The function returned returns 0 where
