@@ -140,7 +140,7 @@ def execute(
     """Run `plan` in a session that was opened for it.
 
     `target` returns the stored C. It is called when readers have begun, so C may be begun meanwhile.
-    `progress` is called on this thread with the fraction of the work that has been handed to the device.
+    `progress` is called on this thread with the share of all operations that has been handed to the device.
     When it returns `ENOUGH`, the block under way is the last: it is finished and written, and StoppedError is
     raised unless all others are, too.
     `verify`: check each block before it is written; blocks that fail are not written but returned.
@@ -155,6 +155,7 @@ def execute(
     blocks = [_CBlock() for _ in range(plan.c_buffers)]
     pairs = _Pairs(plan, session, ring)
     steps, step, enough = plan.block_count * max(1, plan.panel_count), 0, False
+    multiplied, flops = 0, max(1, plan.flops)
     stored: Target | None = None
     try:
         threads, each = dealt(plan.readers, all(source.asynchronous for source in sources.values()))
@@ -189,7 +190,8 @@ def execute(
                 if step == 0:
                     make_ready(writers, session, plan, stored, write_slots)
                 step += 1
-                enough = progress(step / steps) is ENOUGH or enough
+                multiplied += block.flops(panel[1] - panel[0])
+                enough = progress(multiplied / flops) is ENOUGH or enough
             stored = stored or target()
             if plan.panel_count == 0:
                 if block.index == 0:

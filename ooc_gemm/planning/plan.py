@@ -140,17 +140,15 @@ class Plan:
     @property
     def block_count(self) -> int:
         """Number of blocks that are made."""
-        return len(self._places) if self.done else self._all_blocks
-
-    @property
-    def _all_blocks(self) -> int:
+        if self.done:
+            return len(self._places)
         return count_blocks(self.problem, self.bm, self.bn, self.k_panels.narrowing)
 
-    @property
-    def flops(self) -> float:
+    @cached_property
+    def flops(self) -> int:
         """Number of operations of the blocks that are made."""
-        share = self.block_count / max(1, self._all_blocks)
-        return self.problem.flops * share
+        p = self.problem
+        return sum(block.flops(p.k) for block in self.blocks()) if self.done else p.flops
 
     @property
     def panel_count(self) -> int:

@@ -57,6 +57,11 @@ class Block:
     """Whether these are some rows of a block on the diagonal, which one of several devices computes: their
     panel of op(A) is a part of op(B)'s, from column `row − col` on."""
 
+    def flops(self, k: int) -> int:
+        """Return the number of operations of a sum of products of `k` terms; for a symmetric block, of half
+        of it and its diagonal."""
+        return (self.rows + 1 if self.diagonal else 2 * self.rows) * self.cols * k
+
 
 class Piece(NamedTuple):
     """What one read brings into one slot: rows × cols of one chunk of a stored matrix, or of several that lie

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from hypothesis import given, settings
+from hypothesis.strategies import data, integers
 from plans import planned, problems
 
 from examples import examples
@@ -51,6 +52,21 @@ def test_the_table_has_a_line_for_all_that_counts():
         assert title in lines
     for name, size in plan.ledger.items():
         assert (f"  {name} " in str(plan)) == bool(size)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(problems(), data())
+def test_operations_are_those_of_the_blocks(case, some):
+    """Blocks at an edge are smaller, and later ones may be narrower."""
+    for plan in planned(case):
+        p, blocks = plan.problem, list(plan.blocks())
+        each = [block.flops(p.k) for block in blocks]
+        assert sum(each) == plan.flops == p.flops
+        count = some.draw(integers(0, len(blocks)))
+        left = plan.without(plan.all_but(blocks[count:]))
+        assert left.flops == sum(each[count:])
+        for stage, seconds in plan.stage_seconds.items():
+            assert left.stage_seconds[stage] == pytest.approx(seconds * left.flops / max(1, plan.flops))
 
 
 def test_nothing_is_left_of_a_plan_that_is_done():
