@@ -22,6 +22,7 @@ from ..support.errors import (
 )
 from ..support.meter import UNWRITTEN, Meter, event, logs
 from ..support.recording import recorded
+from ..support.shared import new_garbage_only
 from ..support.trace import EXCHANGE, Trace
 from . import rates_learned
 from .destination import after_reading, beginning, continued
@@ -53,7 +54,7 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
     raises.
     """
     started = time.perf_counter()
-    with continued(request) as log:
+    with new_garbage_only, continued(request) as log:
         job = prepare(request, log, executor, observer)
         if observer.trace is not None:
             only_here("trace")
