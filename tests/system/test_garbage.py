@@ -134,6 +134,7 @@ def test_files_in_memory(memory, compressor):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize(("kernel", "dtype"), KERNELS)
 def test_memory_of_a_gpu(kernel, dtype):
     """What a session has held is free when it has ended."""
