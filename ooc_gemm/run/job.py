@@ -22,7 +22,6 @@ from ..support.errors import (
 )
 from ..support.meter import UNWRITTEN, Meter, event, logs
 from ..support.recording import recorded
-from ..support.shared import new_garbage_only
 from ..support.trace import EXCHANGE, Trace
 from . import rates_learned
 from .destination import after_reading, beginning, continued
@@ -54,7 +53,7 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
     raises.
     """
     started = time.perf_counter()
-    with new_garbage_only, continued(request) as log:
+    with continued(request) as log:
         job = prepare(request, log, executor, observer)
         if observer.trace is not None:
             only_here("trace")

@@ -30,7 +30,6 @@ from ..support.buffers import Bytes
 from ..support.errors import NO_MEMORY, Error, OutOfMemoryError, no_memory
 from ..support.intervals import ranges
 from ..support.memory import baseline_bytes
-from ..support.shared import new_garbage_only
 from ..support.trace import Trace
 from .stream import Progress, Range
 
@@ -123,7 +122,6 @@ class DevicePanels:
         if no_memory(error):
             raise OutOfMemoryError(NO_MEMORY) from error
 
-    @new_garbage_only
     @quick_turns
     def _each(
         self, session: PassSession, work: PassWork, hand: Hand | None, progress: Progress | None

@@ -1,9 +1,8 @@
 """State of the whole process that several runs may need at the same time, and work on a thread of its own."""
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ContextDecorator, contextmanager
+from contextlib import AbstractContextManager, ContextDecorator
 from threading import Lock
 from types import TracebackType
 from typing import TypeVar
@@ -42,19 +41,3 @@ class Shared(ContextDecorator):
             self._inside -= 1
             if self._inside == 0:
                 self._entered.__exit__(None, None, None)
-
-
-@Shared
-@contextmanager
-def new_garbage_only() -> Iterator[None]:
-    """Let Python's garbage collector look only at what is made while any run is under way. To look at all
-    objects of a process stops all of its threads (H200 machine, 80,000 objects: 25 to 50 ms of a product of
-    120 ms)."""
-    if gc.get_freeze_count():  # by somebody else, who wants it to stay so
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
