@@ -75,7 +75,7 @@ def no_driver(monkeypatch):
     cupy = SimpleNamespace(cuda=SimpleNamespace(Device=Device))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
-    modules = split, tensor, complex_gemm, transposition, cuda_check, fallback, ozaki, residues, scales
+    modules = split, tensor, complex_gemm, transposition, cuda_check, fallback, launch, residues, scales
     for module in modules:
         monkeypatch.setattr(module, "load", load)
     monkeypatch.setattr(scratch.Scratch, "at", lambda self, name, nbytes: 1 << 20)
@@ -218,7 +218,7 @@ def test_a_symmetric_block_is_turned():
     nothing = lambda *args, **more: None  # noqa: E731
     session._timing = SimpleNamespace(begin=nothing, end=nothing)
     session._turn = {"float32": transposition.Transposition("float32")}
-    session._early = {}
+    session._leaving = None
     session._op = Operation(Arithmetic("some", np.dtype("f4"), np.dtype("f4")))
     block = Block(0, 0, n, 0, n, diagonal=True)
     session.mirror(block, 0)

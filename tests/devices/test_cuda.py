@@ -9,7 +9,7 @@ from sessions import device_with, noting_strips
 import ooc_gemm
 import ooc_gemm.run.prepare
 from ooc_gemm.cuda_kernels.split import split_pays
-from ooc_gemm.devices.cuda import gemm, session
+from ooc_gemm.devices.cuda import gemm, leaving
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.planning.schedule import EARLY_STRIPS
 from ooc_gemm.support.intervals import BAND
@@ -67,7 +67,7 @@ def test_rows_of_a_symmetric_block_leave_from_below(kernel, dtype, bound, transp
     if why := gpu_missing():
         pytest.skip(why)
     monkeypatch.setattr(gemm, "STRIP_ELEMENTS", 1 << 16)
-    monkeypatch.setattr(session, "DIAGONAL_ELEMENTS", 1 << 18)
+    monkeypatch.setattr(leaving, "DIAGONAL_ELEMENTS", 1 << 18)
     monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(2560, 2560, 350))
     a, strips = matrix((2560, 700), dtype, 1), []
     device = device_with(noting_strips(strips), CUDA)(0)

@@ -13,7 +13,7 @@ from ooc_gemm.cuda_kernels import complex_gemm, split, tensor  # noqa: F401 (rep
 from ooc_gemm.devices.cuda import (
     check,  # noqa: F401
     gemm,
-    session,
+    leaving,
 )
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.rates import CONTEXT_BYTES
@@ -134,7 +134,7 @@ def test_rows_of_a_symmetric_block_leave_from_below(
 ):
     """Each strip is complete when it leaves, with what lies above the diagonal."""
     monkeypatch.setattr(gemm, "STRIP_ELEMENTS", 1 << 12)
-    monkeypatch.setattr(session, "DIAGONAL_ELEMENTS", 1 << 14)
+    monkeypatch.setattr(leaving, "DIAGONAL_ELEMENTS", 1 << 14)
     cut(monkeypatch, 500, 500, 64)
     a, strips = random((500, 230), dtype), []
 
@@ -143,7 +143,7 @@ def test_rows_of_a_symmetric_block_leave_from_below(
             super().finish(block, c)
             size = block.rows * block.cols
             made = self._arrays["c", c][:size].reshape(block.rows, block.cols)
-            assert self._narrowing or np.array_equal(made, made.T)
+            assert self._op.narrowed or np.array_equal(made, made.T)
 
     result = ooc_gemm.gram(
         a.T.copy() if transpose else a, str(tmp_path / "c"), transpose=transpose, kernel=kernel,
@@ -161,7 +161,7 @@ def test_rows_of_a_symmetric_block_leave_from_below(
 
 def test_what_does_not_fit_is_counted_from_below(capability, monkeypatch):
     monkeypatch.setattr(gemm, "STRIP_ELEMENTS", 1 << 12)
-    monkeypatch.setattr(session, "DIAGONAL_ELEMENTS", 1 << 14)
+    monkeypatch.setattr(leaving, "DIAGONAL_ELEMENTS", 1 << 14)
     cut(monkeypatch, 500, 500, 64)
     a = random((500, 230), "f4")
     a[[3, 140, 141, 499]] *= 200

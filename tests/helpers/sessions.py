@@ -10,7 +10,7 @@ def noting_strips(strips):
     class Noting(CUDASession):
         def finish(self, block, c):
             super().finish(block, c)
-            strips.append([rows[:2] for rows in self._finished[c]])
+            strips.append([rows[:2] for rows in self._leaving.finished[c]])
 
     return Noting
 

@@ -7,18 +7,16 @@ Nothing here waits for the device but `Event.synchronize`, which readers and wri
 """
 
 import contextlib
-import math
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from functools import partial
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from ...cuda_kernels import driver
-from ...cuda_kernels.driver import TO_HOST, Event
-from ...cuda_kernels.product import Operand, Product, Stay, Strips
+from ...cuda_kernels.driver import Event
+from ...cuda_kernels.product import Operand, Product, Stay
 from ...cuda_kernels.transposition import Transposition
 from ...engine.overflow import Overflow
 from ...engine.ports import (
@@ -33,20 +31,20 @@ from ...engine.ports import (
 )
 from ...planning.ledger import PAGE, decoders, lost_bytes, panel_elements, staged_bytes
 from ...planning.plan import Plan
-from ...planning.schedule import DIAGONAL_ELEMENTS, Block, Part, Piece
+from ...planning.schedule import Block, Part, Piece
 from ...support.onward import Inward, Onward
 from ...support.shared import in_thread
 from ...support.trace import PASS, Trace
-from .arrays import allocate, allocate_shared, copy_2d
+from .arrays import allocate, allocate_shared
 from .check import Checks
 from .decoding import Decoding
-from .gemm import Gemm, early_strips
+from .gemm import Gemm
 from .gpu import FIRST, GPU
-from .narrowing import Narrowing
+from .leaving import Leaving
 from .panels import Layout
 from .pinned import HostMemory
 from .rates import CONTEXT_BYTES
-from .reduction import Found, Reducer
+from .reduction import Found
 from .samples import Samples
 from .standardizing import Standardizing
 from .timing import Timing
@@ -60,11 +58,6 @@ instead of .113)."""
 _BETWEEN_DEVICES = driver.EITHER, driver.EITHER
 
 
-_Rows = list[tuple[int, int, Event]]
-"""The first row of each strip, the row where it stops, and the event that completes when it is finished, in
-the order in which they are made."""
-
-
 class CUDASession(HostMemory):
     """A run on one GPU: its arrays, streams, kernel, and events."""
 
@@ -76,18 +69,13 @@ class CUDASession(HostMemory):
         self._streams: dict[str, Any] = {}
         self._timing = Timing(device.name, device.times, device.points)
         self._gemm: Gemm | None = None
-        self._early: dict[int, _Rows] = {}
-        self._finished: dict[int, _Rows] = {}
         self._checks: Checks | None = None
         self._standardizing: Standardizing | None = None
-        self._narrowing: Narrowing | None = None
-        self._reducer: Reducer | None = None
-        self._samples: Samples | None = None
+        self._leaving: Leaving | None = None
         self._memory: driver.Memory | None = None
         """That of the panels of op(B), if other devices are to reach it."""
         self._shared: Future[None] | None = None
         """Until it has ended, other devices cannot reach the panels of op(B)."""
-        self._lock = Lock()
         self._uploads: Uploads | None = None
         self._decoding: Decoding | None = None
         try:
@@ -140,21 +128,10 @@ class CUDASession(HostMemory):
         )
         self._depth = plan.problem.k
         self._stay = plan.k_panels.stay
-        self._waits_for_writes = plan.c_buffers == 1
-        c = plan.problem.c
-        self._step = plan.budget.step
-        self._chunk = c.chunk_rows, c.chunk_cols
-        shared = len(plan.budget.weights) > 1  # then above the diagonal of a block, too
-        self._mirrors = plan.problem.symmetric and (shared or not all(one.diagonal for one in plan.blocks()))
-        """Whether some parts of C are transposed before they leave."""
-        self._early, self._finished = {}, {}
         if operation.verify:
             self._checks = Checks(
                 plan, operation, self._allocate, self.prepare, self._runtime, self._timing.points
             )
-        if operation.narrowed:
-            lost = [self._arrays["lost", c] for c in range(plan.c_buffers)]
-            self._narrowing = Narrowing(plan, operation, lost, self.prepare, self._runtime)
         names = UPLOAD, PASS, COMPUTE, DOWNLOAD
         self._streams = {
             name: cupy.cuda.Stream(non_blocking=True, priority=0 if name == COMPUTE else FIRST)
@@ -164,19 +141,19 @@ class CUDASession(HostMemory):
             self._standardizing = Standardizing(
                 plan, operation, self._layout, self._device, partial(allocate, self._device)
             )
-        if operation.ranked:
-            self._reducer = Reducer(
-                plan, operation.ranked, arithmetic.block, partial(allocate, self._device), self._runtime,
-                self._streams[COMPUTE],
-            )  # fmt: skip
-        if self._step:
-            (host,) = self.host_buffers(1, self._step)
+        samples = None
+        if plan.budget.step:
+            (host,) = self.host_buffers(1, plan.budget.step)
             self.prepare(host)
             self._streams["samples"] = cupy.cuda.Stream(non_blocking=True, priority=FIRST)
-            self._samples = Samples(self._timing, host, self._arrays["sample"], self._streams["samples"])
+            samples = Samples(self._timing, host, self._arrays["sample"], self._streams["samples"])
+        self._leaving = Leaving(
+            self._device, plan, operation, self._arrays, self._turn, self._timing, samples, self._streams,
+            self.prepare, partial(allocate, self._device),
+        )  # fmt: skip
         self._uploads = Uploads(
             self._device, plan, operation, self._layout, self._overflow, self._arrays, self._turn,
-            self._timing, self._samples, self._streams[UPLOAD], self._allocate,
+            self._timing, samples, self._streams[UPLOAD], self._allocate,
         )  # fmt: skip
         if decoding:
             (host,) = self.host_buffers(1, PAGE)
@@ -268,29 +245,17 @@ class CUDASession(HostMemory):
                 with stream:
                     self._cupy.conjugate(memory, out=memory)
         beta = op.beta if first else 1.0
+        assert self._gemm is not None
+        assert self._leaving is not None
+        strips = self._leaving.strips(block, c, panel[1] == self._depth and not self._checks)
         if op.alpha == 0:  # a library may make NaN of 0·NaN
             self._scale(block, c, beta)
-            self._early[c] = []
             return
         if op.arithmetic.kernel == "cublas" and out.dtype.kind == "c" and beta != 0:
             self._scale(block, c, beta)  # cuBLAS would multiply by β + 0i
             beta = 1.0
         if block.diagonal:
             b = self._as_b(a, b, (k, block.rows) if op.transpose_a else (block.rows, k), stream)
-        early: _Rows = []
-        # Nothing hides the last block's writes, nor those that the next block waits for.
-        last = panel[1] == self._depth and (block.last or self._waits_for_writes) and not self._checks
-        rows = self._strips(block) if last else []
-
-        def leave(stop: int) -> None:
-            start = early[-1][1] if early else 0
-            if rows and block.diagonal:
-                start = rows[len(early)][0]
-                self._mirror_rows(block, c, (start, stop))
-            if rows:
-                self._leave(block, c, early, (start, stop))
-
-        assert self._gemm is not None
         product = Product(
             block.rows, block.cols, k, op.alpha, Operand(a.data.ptr, lda), Operand(b.data.ptr, ldb), beta,
             Operand(out.data.ptr, block.cols),
@@ -299,28 +264,8 @@ class CUDASession(HostMemory):
                 Stay(pair[1], block.col) if self._stay[1] else None,
             ),
         )  # fmt: skip
-        self._gemm(product, stream, Strips(rows, lower=block.diagonal, after=leave))
-        self._early[c] = early
+        self._gemm(product, stream, strips)
         self._timing.end(COMPUTE, start, stream, 0, block=block.index, k=k)
-
-    def _strips(self, block: Block) -> list[tuple[int, int]]:
-        """Return the strips of rows in which a block is finished, in order. On the diagonal the last one is
-        complete without the others, and each of those before it only needs what is below it."""
-        strips = early_strips(block.rows, block.cols)
-        if not block.diagonal:
-            return strips
-        few = self._reducer or block.rows * block.cols < DIAGONAL_ELEMENTS
-        return [] if few else strips[::-1]
-
-    def _mirror_rows(self, block: Block, c: int, rows: tuple[int, int]) -> None:
-        """Copy what some rows, [start, stop), of a block on the diagonal hold below the diagonal to above it:
-        to rows before them, and to themselves."""
-        (start, stop), stream, out, pitch = rows, self._streams[COMPUTE], self._arrays["c", c], block.cols
-        turn, first = self._turn[self._op.arithmetic.block.name], start * pitch * out.itemsize
-        left, above = (Operand(out.data.ptr + at, pitch) for at in (first, start * out.itemsize))
-        if start:
-            turn(stop - start, start, left, above, stream)
-        turn.mirror(stop - start, left.moved(start * out.itemsize), stream)
 
     def _copy_band(self, block: Block, k: int, a: Any, b: Any, stream: Any) -> None:
         """Copy the panel of op(A) of a band from the panel of op(B), which is laid out likewise."""
@@ -344,9 +289,8 @@ class CUDASession(HostMemory):
 
     def mirror(self, block: Block, c: int, col: int = 0) -> None:
         """Works in place, in the compute stream, unless `multiply` has done so strip by strip."""
-        if block.diagonal and self._early.get(c):
+        if self._leaving and self._leaving.is_mirrored(block, c):
             return
-        self._early.pop(c, None)  # those of a band are not complete
         self._device.use()
         stream, n = self._streams[COMPUTE], block.rows
         start = self._timing.begin(stream)
@@ -389,101 +333,36 @@ class CUDASession(HostMemory):
                 out *= out.dtype.type(beta if out.dtype.kind == "c" else beta.real)
 
     def finish(self, block: Block, c: int) -> None:
-        """Keeps the events of the strips that the last multiplication has made. Without strips, or if the
-        block is reduced, which happens now, it is finished at the end of the compute stream. This waits for
-        that where panels were standardized."""
+        """Lets the block leave (`Leaving`). This waits for the compute stream where panels were
+        standardized."""
         self._device.use()
         if self._standardizing:
             self._standardizing.deliver(self._streams[COMPUTE])
-        rows = self._early.pop(c, [])
-        if self._reducer:
-            rows = []
-            start = self._timing.begin(self._streams[COMPUTE])
-            self._reducer.reduce(block, self._arrays["c", c].data.ptr)
-            self._timing.end(COMPUTE, start, self._streams[COMPUTE], 0, block=block.index)
-        if not rows:
-            self._leave(block, c, rows, (0, block.rows))
-        self._finished[c] = rows
-
-    def _leave(self, block: Block, c: int, left: _Rows, rows: tuple[int, int]) -> None:
-        """Convert some rows, [start, stop), of a block to the type in which they leave, and add them to
-        `left`, with their event. This happens in the compute stream: a kernel of another stream would wait
-        for multiplications that fill the device."""
-        stream = self._streams[COMPUTE]
-        if self._narrowing:
-            self._narrowing.pack(block, self._arrays["c", c], c, rows, not left, stream)
-        left.append((*rows, self._timing.points.record(stream.ptr)))
+        assert self._leaving is not None
+        self._leaving.finish(block, c)
 
     def download(self, block: Block, part: Part, c: int, target: Array) -> Event | Found:
-        """Makes a 2-D copy out of the block, whose rows begin where those of its sums began. A mirrored part
-        is transposed before, into memory for one chunk. Of a block that was reduced what was found is copied,
-        and handed to the reduction."""
+        """Copies, or hands on what was found (`Leaving`)."""
         self._device.use()
-        if self._reducer:
-            return self._download_found(self._reducer, block, part, c, target)
-        at, width, done = self._place(block, part, c, target.itemsize)
-        stream = self._streams[DOWNLOAD]
-        with self._lock:  # so that the two events enclose this copy and no other
-            driver.wait(stream.ptr, done)
-            start = self._timing.begin_copy(DOWNLOAD, stream)
-            if part.mirrored:
-                to = self._arrays["mirrored"].data.ptr
-                square = Operand(at, width // target.itemsize)
-                turn = self._turn[self._op.leaves.name]
-                turn(part.cols, part.rows, square, Operand(to, part.cols), stream)
-                at, width = to, part.cols * target.itemsize
-            copy_2d(TO_HOST, target.ctypes.data, target.strides[0], at, width, target, stream)
-            return self._timing.end(DOWNLOAD, start, stream, target.nbytes, chunk=part.chunk)
-
-    def _place(self, block: Block, part: Part, c: int, size: int) -> tuple[int, int, Event]:
-        """Return the address of a part whose elements have `size` bytes, the bytes from row to row, and the
-        event after which it is there."""
-        row, col = (part.col, part.row) if part.mirrored else (part.row, part.col)
-        last = row + (part.cols if part.mirrored else part.rows)
-        *_, done = (event for start, stop, event in self._finished[c] if start < last and row < stop)
-        width = block.cols * self._op.arithmetic.block.itemsize
-        return self._arrays["c", c].data.ptr + row * width + col * size, width, done
+        assert self._leaving is not None
+        return self._leaving.download(block, part, c, target)
 
     @property
     def brings(self) -> bool:
-        """Whether parts are neither found nor transposed on the device, and there are places."""
-        return bool(self._samples) and not (self._reducer or self._mirrors)
+        """Whether parts leave without slots (`Leaving`)."""
+        return self._leaving is not None and self._leaving.brings
 
     def inward(self, block: Block, parts: Sequence[Part], c: int) -> Inward | None:
-        """Returns the place of parts that are neither found nor transposed."""
-        if not (self._samples and self.brings):
-            return None
-        self._device.use()
-        (rows, cols), first, size = self._chunk, parts[0], self._op.leaves.itemsize
-        held = first.rows, first.cols * size
-        nbytes = len(parts) * math.prod(held)
-        self._samples.take(DOWNLOAD, nbytes)
-        at, width, done = self._place(block, first, c, size)
-        packed = driver.place(self._device.index, self._streams[DOWNLOAD].ptr, done, at, width)
-        count = partial(self._timing.count, DOWNLOAD, nbytes)
-        return Inward(packed, (rows, cols * size), held, held[1], done, self._step, count)
-
-    def _download_found(
-        self, reducer: Reducer, block: Block, part: Part, c: int, target: Array
-    ) -> Event | Found:
-        """Start to copy what the reduction has found in the rows of a part, if other blocks of the row do not
-        add to it."""
-        stream = self._streams[DOWNLOAD]
-        if not reducer.leaves(block):
-            return self._timing.points.record(stream.ptr)
-        with self._lock:
-            (*_, done), *_ = self._finished[c]
-            driver.wait(stream.ptr, done)
-            start = self._timing.begin_copy(DOWNLOAD, stream)
-            nbytes = reducer.download(block, part, target, stream)
-            copied = self._timing.end(DOWNLOAD, start, stream, nbytes, chunk=part.chunk)
-        return reducer.handing(copied, block, part, target)
+        """Returns the place of parts on the device (`Leaving`)."""
+        assert self._leaving is not None
+        return self._leaving.inward(block, parts, c)
 
     def lost(self, block: Block, part: Part, c: int) -> Lost:
         """Reads what the device has counted."""
         if self._decoding:
             self._decoding.check()
-        return self._narrowing.lost(block, part, c) if self._narrowing else Lost()
+        assert self._leaving is not None
+        return self._leaving.lost(block, part, c)
 
     def record(self, stream: str, pair: int | None = None) -> Event:
         """Records an event at the end of the stream, in which chunks that were uploaded are decoded first."""
@@ -543,8 +422,7 @@ class CUDASession(HostMemory):
         finally:
             self._streams = {}
             self._arrays.clear()
-            self._early, self._finished = {}, {}
             self._gemm = self._checks = self._uploads = self._decoding = None  # and their scratch
-            self._narrowing = self._reducer = self._standardizing = self._samples = None
+            self._leaving = self._standardizing = None
             self._timing.close()
             super().close()
