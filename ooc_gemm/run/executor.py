@@ -1,6 +1,5 @@
 """What carries out a plan: a device of this process, or a cluster, which answers the same questions."""
 
-import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from importlib.util import find_spec
@@ -11,7 +10,7 @@ from ..engine.execute import execute
 from ..engine.ports import Device, Failure, Hardware, Operation, Session, Source, Target
 from ..planning.plan import Plan
 from ..planning.schedule import Block
-from ..support.errors import Error
+from ..support.errors import Error, let_go
 from ..support.memory import memory_limit_of, peak_resident_bytes
 from ..support.recording import note_plan
 from ..support.shared import in_thread
@@ -122,7 +121,7 @@ class Local:
         """Asks the device, unless the error is explained already."""
         if isinstance(error, Error):
             return None
-        traceback.clear_frames(error.__traceback__)  # they hold on to buffers
+        let_go(error)
         return self.device.explain(error)
 
     def as_done(self, plan: Plan) -> Plan:

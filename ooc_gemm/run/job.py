@@ -18,6 +18,7 @@ from ..support.errors import (
     Place,
     StoreError,
     VerificationError,
+    letting_go,
     no_memory,
 )
 from ..support.meter import UNWRITTEN, Meter, event, logs
@@ -53,7 +54,7 @@ def attempt(request: Request, observer: Observer, executor: Executor | None = No
     raises.
     """
     started = time.perf_counter()
-    with continued(request) as log:
+    with letting_go(), continued(request) as log:
         job = prepare(request, log, executor, observer)
         if observer.trace is not None:
             only_here("trace")

@@ -27,7 +27,7 @@ from ..storage.io.files import chunks_at_once
 from ..storage.io.requests import CONNECTION_BYTES, requests
 from ..storage.read.source import Opened
 from ..support.buffers import Bytes
-from ..support.errors import NO_MEMORY, Error, OutOfMemoryError, no_memory
+from ..support.errors import NO_MEMORY, Error, OutOfMemoryError, letting_go, no_memory
 from ..support.intervals import ranges
 from ..support.memory import baseline_bytes
 from ..support.trace import Trace
@@ -82,6 +82,7 @@ class DevicePanels:
         """Bytes moved from the store by all passes."""
         return self._trace.bytes["read"]
 
+    @letting_go()
     def each(self, work: PassWork, hand: Hand | None, progress: Progress | None) -> PassSums:
         """Make one pass, and return its sums. `hand` gets what leaves the device, one call at a time and in
         the order of the panels, in memory that is reused after it returns; None where nothing leaves. Raises

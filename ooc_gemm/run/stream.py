@@ -26,7 +26,7 @@ from ..storage.io.requests import CONNECTION_BYTES, requests
 from ..storage.read.arrays import tried
 from ..storage.read.source import Opened
 from ..support.buffers import PAGE, Bytes, page_aligned
-from ..support.errors import BudgetError
+from ..support.errors import BudgetError, letting_go
 from ..support.intervals import ceil_div, ranges, round_up
 from ..support.memory import baseline_bytes
 from ..support.meter import Meter
@@ -182,6 +182,7 @@ class Pieces(_Pass):
         each = self._reads + needs.thread + needs.element * (self._slot // self.opened.matrix.itemsize)
         self.threads = self._threads(needs.fixed, each)
 
+    @letting_go()
     def each(
         self,
         work: Callable[[Array, Range, Range], R],
@@ -281,6 +282,7 @@ class Panels(_Pass):
         """Forget the panels that are kept."""
         self._kept.clear()
 
+    @letting_go()
     def each(
         self,
         work: Callable[[Array, Range], R],

@@ -22,7 +22,7 @@ from ..run.stream import Array, Needs, Pieces, Range
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.read.arrays import tried
 from ..storage.read.source import Opened
-from ..support.errors import BudgetError, InputError
+from ..support.errors import BudgetError, InputError, letting_go
 from ..support.memory import parse_size
 from ..support.meter import UNWRITTEN, Meter
 from .subspace import Centre, Floats, Found, NotFiniteError, Size, Subspace, decomposed, panel_type
@@ -140,7 +140,7 @@ class Decomposition:
 
         self.subspace = Subspace(self._products, size, centre, report)
         try:
-            with closing(self._products), meter:
+            with letting_go(), closing(self._products), meter:
                 found = self._computed(seed, out, force, scaled, flipped)
         except NotFiniteError as error:
             raise InputError(

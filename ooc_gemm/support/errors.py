@@ -1,10 +1,13 @@
 """The errors that this package raises on purpose. Each is an `Error` and the built-in exception that fits."""
 
 import errno
+import inspect
 import os
 import re
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 from .intervals import ceil_div
@@ -161,6 +164,38 @@ def remedy(error: BaseException, usual: str) -> str:
             return "renew it, or give the address that it is for"
         found = found.__cause__
     return usual
+
+
+_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+"""Flags of functions that may be suspended: to clear their variables would end them."""
+
+
+def let_go(error: BaseException) -> None:
+    """Clear the variables of all functions that an error has left, those that its causes have left, and their
+    callers in threads that have ended. Otherwise they would keep their buffers as long as the error is kept,
+    by a notebook for example, or until Python looks for cycles. Where the error was raised is still known."""
+    left, known = [error], set[int]()
+    while left:
+        one = left.pop()
+        known.add(id(one))
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            caller: FrameType | None = frame
+            while caller is not None:
+                if not caller.f_code.co_flags & _SUSPENDED:
+                    with suppress(RuntimeError):  # it is still running
+                        caller.clear()
+                caller = caller.f_back
+        left += [x for x in (one.__cause__, one.__context__) if x is not None and id(x) not in known]
+
+
+@contextmanager
+def letting_go() -> Iterator[None]:
+    """Let go of what errors hold (`let_go`) that leave this context."""
+    try:
+        yield
+    except BaseException as error:
+        let_go(error)
+        raise
 
 
 @contextmanager

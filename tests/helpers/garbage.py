@@ -3,6 +3,8 @@
 import contextlib
 import gc
 
+import numpy as np
+
 
 @contextlib.contextmanager
 def nothing_left_to_collect():
@@ -23,3 +25,16 @@ def nothing_left_to_collect():
     names = sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in kinds})
     kept = [name for name in names if name.startswith(("ooc_gemm", "cupy", "numpy"))]
     assert not kept, f"cycles hold {kept}"
+
+
+def bytes_of_arrays():
+    """Return the bytes of all of NumPy's arrays that any object of this process refers to. One that is a part
+    of another counts as that one."""
+    found = {}
+    for one in gc.get_objects():
+        for array in gc.get_referents(one):
+            if isinstance(array, np.ndarray):
+                while isinstance(array.base, np.ndarray):
+                    array = array.base
+                found[id(array)] = array.nbytes
+    return sum(found.values())

@@ -6,7 +6,7 @@ from threading import Event as Flag
 from threading import Thread
 
 from ...engine.check import Verdict
-from ...support.errors import on_thread
+from ...support.errors import let_go, on_thread
 
 
 class Done:
@@ -70,6 +70,8 @@ class Stream:
     def close(self) -> None:
         self._queue.put(None)
         self._thread.join()
+        if self.error is not None:
+            let_go(self.error)
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:

@@ -58,9 +58,10 @@ class Workers:
     def run(self, work: Callable[..., None], pieces: Iterable[tuple[Any, ...]]) -> None:
         """Let each worker take the next piece until there are none, and wait for all workers. Raises Stopped
         after `cancel`."""
-        lock, left = Lock(), iter(pieces)
+        lock, given = Lock(), [(work, iter(pieces))]
 
         def run() -> None:
+            ((work, left),) = given
             with suppress(IndexError):  # from the second time on
                 self._rooms.pop().close()
             while True:
@@ -72,7 +73,11 @@ class Workers:
                     raise Stopped
                 work(*piece)
 
-        for job in [self._pool.submit(run) for _ in range(self.threads)]:
+        jobs = [self._pool.submit(run) for _ in range(self.threads)]
+        for job in jobs:
+            job.exception()  # waits for its end
+        given.clear()  # an error keeps `run`, and all that it knows
+        for job in jobs:
             job.result()
 
     def run_slices(self, work: Callable[[slice], None], extent: int) -> None:
