@@ -32,7 +32,7 @@ from ..storage.write.share import Share, Written
 from ..storage.write.staging_folder import DIRECT_BYTES
 from ..storage.write.target import Target
 from ..support.buffers import give_back
-from ..support.errors import StoreError
+from ..support.errors import StoreError, letting_go
 from ..support.memory import baseline_bytes, default_memory_limit, resident_bytes
 from ..support.trace import EXCHANGE, Trace
 from .desk import desk_of
@@ -232,6 +232,7 @@ def handed_over(work: Work, report: Report, target: Target[Share]) -> Report:
     return replace(report, written=target.sink.written, overflowed=target.overflowed)
 
 
+@letting_go()
 def carried_out(
     work: Work,
     number: int,

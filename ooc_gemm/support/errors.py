@@ -4,6 +4,7 @@ import errno
 import inspect
 import os
 import re
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -170,11 +171,13 @@ _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENE
 """Flags of functions that may be suspended: to clear their variables would end them."""
 
 
-def let_go(error: BaseException) -> None:
+def let_go(error: BaseException, earlier: BaseException | None = None) -> None:
     """Clear the variables of all functions that an error has left, those that its causes have left, and their
     callers in threads that have ended. Otherwise they would keep their buffers as long as the error is kept,
-    by a notebook for example, or until Python looks for cycles. Where the error was raised is still known."""
-    left, known = [error], set[int]()
+    by a notebook for example, or until Python looks for cycles. Where the error was raised is still known.
+
+    earlier: an error that was being handled before, which is left as it is."""
+    left, known = [error], {id(earlier)}
     while left:
         one = left.pop()
         known.add(id(one))
@@ -191,10 +194,11 @@ def let_go(error: BaseException) -> None:
 @contextmanager
 def letting_go() -> Iterator[None]:
     """Let go of what errors hold (`let_go`) that leave this context."""
+    _, earlier, _ = sys.exc_info()
     try:
         yield
     except BaseException as error:
-        let_go(error)
+        let_go(error, earlier)
         raise
 
 

@@ -1,15 +1,18 @@
 """A call that fails lets go of its buffers, also while its error is kept, as notebooks do."""
 
+import contextlib
 import gc
+import traceback
 from pathlib import Path
 
 import cupy_on_cpu
 import numpy as np
 import pytest
 from conftest import make
+from distributed import Client, LocalCluster
 from garbage import bytes_of_arrays
 
-import ooc_gemm
+import ooc_gemm.dask
 
 RNG = np.random.default_rng(3)
 
@@ -68,3 +71,55 @@ def test_buffers_of_a_failed_call(tmp_path, monkeypatch, how, device):
         assert all(error.__traceback__ for error in kept)
     finally:
         gc.enable()
+
+
+def test_an_earlier_error_is_left_as_it_is(tmp_path):
+    """That is, one that the caller is handling."""
+    a = make(tmp_path / "a", RNG.random((60, 60), "f4"), chunks=(30, 30))
+
+    def earlier():
+        known = "of the caller"
+        raise ValueError(known)
+
+    def frames(error):
+        return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+    try:
+        earlier()
+    except ValueError:
+        found = failing("read", a, str(tmp_path / "c"))
+    before = found
+    while before.__context__ is not None:
+        before = before.__context__
+    assert frames(before)[-1].f_locals == {"known": "of the caller"}
+    assert found is not before
+    assert not frames(found)[-1].f_locals
+
+
+@pytest.mark.parametrize("how", ["read", "stop"])
+def test_a_worker_of_a_cluster_lets_go(tmp_path, how):
+    a = make(tmp_path / "a", RNG.random((600, 600), "f4"), chunks=(100, 90))
+    stopping = {"progress": stop} if how == "stop" else {}
+    with (
+        LocalCluster(2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+
+        def fail(time):
+            array = spoil(a) if how == "read" else a
+            with contextlib.suppress(ooc_gemm.Error, Enough):
+                ooc_gemm.dask.multiply(
+                    a, array, str(tmp_path / f"c{time}"), client=client, device="cpu", **stopping
+                )
+                pytest.fail("it did not fail")
+
+        fail(0)
+        gc.collect()
+        gc.disable()
+        try:
+            before = bytes_of_arrays()
+            for time in range(3):
+                fail(time)
+            assert bytes_of_arrays() < before + (512 << 10)
+        finally:
+            gc.enable()
