@@ -14,6 +14,7 @@ from ooc_gemm.devices.cuda import (
     check,  # noqa: F401
     gemm,
     leaving,
+    session,
 )
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.rates import CONTEXT_BYTES
@@ -115,6 +116,27 @@ def test_blocks_panels_and_strips(capability, monkeypatch, kernel):
     result = ooc_gemm.multiply(a, b, kernel=kernel, device=device, chunks=(100, 90))
     assert np.abs(result.array - a @ b).max() < 1e-3
     assert len(strips[-1]) > 1
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_large_panels_are_freed_before_the_last_block_has_left(capability, monkeypatch, large):
+    """Small ones are freed with all the rest."""
+    monkeypatch.setattr(session, "FREED_EARLY", 0 if large else 1 << 30)
+    left = []
+
+    class Watching(CUDASession):
+        def free_panels(self):
+            super().free_panels()
+            left.append({key[0] for key in self._arrays if key[0] in ("a", "b")})
+
+        def close(self):
+            super().close()
+            left.append({*self._arrays})
+
+    a = random((300, 230), "f4")
+    result = ooc_gemm.multiply(a, a.T.copy(), device=device_with(Watching, CUDA)(), chunks=(100, 90))
+    assert np.abs(result.array - a @ a.T).max() < 1e-3
+    assert left == [set() if large else {"a", "b"}, set()]
 
 
 SYMMETRIC = [
