@@ -147,4 +147,4 @@ def each(
     finally:
         with lock:
             left = iter(())
-    return sum(job.result() for job in jobs)
+    return sum([job.result() for job in jobs])  # a generator would be a cycle with a job that fails

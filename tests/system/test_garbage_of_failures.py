@@ -73,6 +73,36 @@ def test_buffers_of_a_failed_call(tmp_path, monkeypatch, how, device):
         gc.enable()
 
 
+@pytest.mark.parametrize("how", ["lstsq", "random", "svd", "verify"])
+def test_buffers_when_the_error_is_gone(tmp_path, how):
+    """These functions keep what they have held as long as their error is kept, but no longer."""
+    a = make(tmp_path / "a", RNG.random((600, 500), "f4"), chunks=(100, 90))
+
+    def fail(time):
+        call = {
+            "lstsq": lambda: ooc_gemm.lstsq(a, a, ridge=1.0, progress=stop),
+            "random": lambda: ooc_gemm.random(
+                str(tmp_path / f"r{time}"), (600, 600), chunks=(90, 90), progress=lambda *_: stop(1)
+            ),
+            "svd": lambda: ooc_gemm.svd(a, 3, progress=stop),
+            "verify": lambda: ooc_gemm.verify(
+                a, a, np.zeros((600, 600)), transpose_b=True, progress=lambda *_: stop(1)
+            ),
+        }[how]
+        with pytest.raises(Enough):
+            call()
+
+    fail(0)
+    gc.collect()
+    gc.disable()
+    try:
+        before = bytes_of_arrays()
+        fail(1)
+        assert bytes_of_arrays() < before + (64 << 10)
+    finally:
+        gc.enable()
+
+
 def test_an_earlier_error_is_left_as_it_is(tmp_path):
     """That is, one that the caller is handling."""
     a = make(tmp_path / "a", RNG.random((60, 60), "f4"), chunks=(30, 30))
