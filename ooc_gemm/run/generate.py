@@ -18,12 +18,15 @@ from ..storage.io.requests import CONNECTION_BYTES, WRITERS
 from ..storage.io.zarr_internals import refuse_event_loop
 from ..storage.read import addresses
 from ..storage.write import checks, layout, opening
-from ..support.errors import BudgetError, InputError, on_thread
+from ..storage.write.publication import Publication
+from ..storage.write.target import Target
+from ..support.errors import BudgetError, InputError, letting_go, on_thread
 from ..support.intervals import ceil_div, ranges
 from ..support.memory import baseline_bytes, memory_limit_of
 from ..support.meter import Meter
 from .scalars import is_one_of
 
+Array = npt.NDArray[Any]
 Moved = tuple[int, int]
 """Bytes that were written of a part, and the bytes of its elements."""
 
@@ -114,6 +117,39 @@ def random(
             minimum_memory_limit=base + each,
         )
     target = opening.create_target(out, output, kind, force=force)
+    whole = shape[0] * shape[1] * kind.itemsize
+    meter = Meter(f"random {addresses.describe(out)}", nbytes=whole, verb="wrote")
+
+    def report(done: int) -> None:
+        meter(done / max(1, whole))
+        if progress is not None:
+            progress(done, whole)
+
+    def draw(part: Part) -> Array:
+        rng = np.random.default_rng([seed, *part.chunk])
+        return _draw(rng, (part.rows, part.cols), kind, distribution)
+
+    try:
+        with meter:
+            written = _filled(target, output, threads, draw, report)
+        target.sink.commit()
+    except BaseException:
+        target.sink.discard()  # nobody could continue it
+        raise
+    return written
+
+
+@letting_go()
+def _filled(
+    target: Target[Publication],
+    output: layout.Output,
+    threads: int,
+    draw: Callable[[Part], Array],
+    report: Callable[[int], None],
+) -> int:
+    """Write what `draw` returns for each chunk, or each shard, with some threads. `report` is called with the
+    bytes of elements that are done. Returns the bytes written."""
+    shape, kind, unit = output.shape, output.dtype, output.shards or output.chunks
     slots: queue.SimpleQueue[npt.NDArray[np.uint8]] = queue.SimpleQueue()
     for _ in range(threads):
         slots.put(np.empty(unit[0] * unit[1] * kind.itemsize, np.uint8))
@@ -122,8 +158,7 @@ def random(
     def write(part: Part) -> Moved:
         slot = slots.get()
         try:
-            rng = np.random.default_rng([seed, *part.chunk])
-            target.view(part, slot)[...] = _draw(rng, (part.rows, part.cols), kind, distribution)
+            target.view(part, slot)[...] = draw(part)
             return target.write(part, slot), part.rows * part.cols * kind.itemsize
         finally:
             slots.put(slot)
@@ -133,20 +168,11 @@ def random(
         for row, row_stop in ranges(shape[0], unit[0])
         for col, col_stop in ranges(shape[1], unit[1])
     )
-    whole = shape[0] * shape[1] * kind.itemsize
-    meter = Meter(f"random {addresses.describe(out)}", nbytes=whole, verb="wrote")
-    try:
-        with meter, ThreadPoolExecutor(threads, "ooc-gemm random") as pool:
-            written = done = 0
-            for moved, nbytes in _few_at_once(pool, write, parts, threads):
-                written, done = written + moved, done + nbytes
-                meter(done / max(1, whole))
-                if progress is not None:
-                    progress(done, whole)
-        target.sink.commit()
-    except BaseException:
-        target.sink.discard()  # nobody could continue it
-        raise
+    with ThreadPoolExecutor(threads, "ooc-gemm random") as pool:
+        written = done = 0
+        for moved, nbytes in _few_at_once(pool, write, parts, threads):
+            written, done = written + moved, done + nbytes
+            report(done)
     return written
 
 
@@ -165,7 +191,7 @@ def _few_at_once(
             job.cancel()
 
 
-def _draw(rng: np.random.Generator, shape: tuple[int, int], dtype: Any, distribution: str) -> Any:
+def _draw(rng: np.random.Generator, shape: tuple[int, int], dtype: Any, distribution: str) -> Array:
     if dtype.kind in "iu":
         return rng.integers(0 if dtype.kind == "u" else -100, 100, shape, dtype, endpoint=True)
     exact: Any = np.float64 if dtype in (np.float64, np.complex128) else np.float32
