@@ -17,7 +17,7 @@ from functools import partial
 
 from ..planning.plan import Plan
 from ..planning.schedule import Block, Piece
-from ..support.buffers import Bytes
+from ..support.buffers import Bytes, drop
 from ..support.errors import ENOUGH, StoppedError
 from ..support.shared import Shared
 from ..support.trace import Trace
@@ -238,6 +238,7 @@ def execute(
             readers.shutdown(cancel_futures=True)
         finally:  # also where Ctrl-C comes just now
             writers.shutdown(cancel_futures=True)
+            drop(write_slots)
 
 
 def _free_what_readers_had(session: Session, slots: list[Bytes]) -> None:

@@ -171,8 +171,8 @@ def write(
                 end()
         finish()
     finally:
-        for source, *_ in coming:
-            give_back(source)
+        while coming:
+            give_back(coming.popleft()[0])
         while going:
             with contextlib.suppress(BaseException):
                 end()

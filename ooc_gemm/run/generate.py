@@ -20,6 +20,7 @@ from ..storage.read import addresses
 from ..storage.write import checks, layout, opening
 from ..storage.write.publication import Publication
 from ..storage.write.target import Target
+from ..support.buffers import Bytes, drop
 from ..support.errors import BudgetError, InputError, letting_go, on_thread
 from ..support.intervals import ceil_div, ranges
 from ..support.memory import baseline_bytes, memory_limit_of
@@ -150,7 +151,7 @@ def _filled(
     """Write what `draw` returns for each chunk, or each shard, with some threads. `report` is called with the
     bytes of elements that are done. Returns the bytes written."""
     shape, kind, unit = output.shape, output.dtype, output.shards or output.chunks
-    slots: queue.SimpleQueue[npt.NDArray[np.uint8]] = queue.SimpleQueue()
+    slots: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
     for _ in range(threads):
         slots.put(np.empty(unit[0] * unit[1] * kind.itemsize, np.uint8))
 
@@ -168,11 +169,14 @@ def _filled(
         for row, row_stop in ranges(shape[0], unit[0])
         for col, col_stop in ranges(shape[1], unit[1])
     )
-    with ThreadPoolExecutor(threads, "ooc-gemm random") as pool:
-        written = done = 0
-        for moved, nbytes in _few_at_once(pool, write, parts, threads):
-            written, done = written + moved, done + nbytes
-            report(done)
+    try:
+        with ThreadPoolExecutor(threads, "ooc-gemm random") as pool:
+            written = done = 0
+            for moved, nbytes in _few_at_once(pool, write, parts, threads):
+                written, done = written + moved, done + nbytes
+                report(done)
+    finally:
+        drop(slots)
     return written
 
 
@@ -187,8 +191,8 @@ def _few_at_once(
             yield under_way.popleft().result()
             under_way.extend(pool.submit(write, part) for part in islice(parts, 1))
     finally:
-        for job in under_way:
-            job.cancel()
+        while under_way:
+            under_way.popleft().cancel()
 
 
 def _draw(rng: np.random.Generator, shape: tuple[int, int], dtype: Any, distribution: str) -> Array:

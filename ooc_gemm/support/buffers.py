@@ -6,6 +6,7 @@ Standard library and NumPy only.
 import contextlib
 import ctypes
 import mmap
+import queue
 import threading
 from functools import cache
 
@@ -49,6 +50,13 @@ def give_back() -> None:
     m_mmap_threshold = -3
     with contextlib.suppress(OSError, AttributeError, TypeError):  # other systems have no such call
         ctypes.CDLL(None).mallopt(m_mmap_threshold, 1 << 20)
+
+
+def drop(buffers: "queue.SimpleQueue[Bytes]") -> None:
+    """Take all buffers out of a queue that nobody uses any more. Functions that have failed may still know
+    it, and their error keeps them."""
+    while not buffers.empty():
+        buffers.get()
 
 
 _held = threading.local()

@@ -38,3 +38,16 @@ def bytes_of_arrays():
                     array = array.base
                 found[id(array)] = array.nbytes
     return sum(found.values())
+
+
+@contextlib.contextmanager
+def arrays_are_freed(most):
+    """Fails where `most` bytes of arrays, or more, are left of what is made within, cycles and all."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = bytes_of_arrays()
+        yield
+        assert bytes_of_arrays() < before + most
+    finally:
+        gc.enable()
