@@ -121,9 +121,7 @@ class Plan:
 
     def c_buffer(self, block: Block) -> int:
         """Return the number of the buffer in which a block is made."""
-        if (
-            self.k_panels.narrowing
-        ):  # what is left of a run has other numbers, and buffers are not all as wide
+        if self.k_panels.narrowing:  # the rest of a run has other numbers, and buffers differ in width
             return (bisect_right(self._edges, block.col) - 1) % self.c_buffers
         return block.index % self.c_buffers
 
