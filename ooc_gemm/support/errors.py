@@ -204,11 +204,13 @@ def letting_go() -> Iterator[None]:
 
 @contextmanager
 def on_thread(name: str) -> Iterator[None]:
-    """Wrap the work of a thread whose errors are raised again in another thread. SystemExit and the like
-    become an Error, because they would otherwise end the process as if somebody had asked for that."""
+    """Wrap the work of a thread whose errors are raised again in another thread, or are not where another one
+    came first, and let go of what they hold. SystemExit and the like become an Error, because they would
+    otherwise end the process as if somebody had asked for that."""
     try:
         yield
-    except Exception:
+    except Exception as error:
+        let_go(error)
         raise
     except BaseException as error:
         raise Error(f"a {name} thread died of {error!r}; run again") from error
