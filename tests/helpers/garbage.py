@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import time
 
 import numpy as np
 
@@ -41,13 +42,17 @@ def bytes_of_arrays():
 
 
 @contextlib.contextmanager
-def arrays_are_freed(most):
-    """Fails where `most` bytes of arrays, or more, are left of what is made within, cycles and all."""
+def arrays_are_freed(most, seconds=0):
+    """Fails where `most` bytes of arrays, or more, are left of what is made within, cycles and all.
+    `seconds`: how long other threads may still need some."""
     gc.collect()
     gc.disable()
     try:
         before = bytes_of_arrays()
         yield
+        end = time.monotonic() + seconds
+        while bytes_of_arrays() >= before + most and time.monotonic() < end:
+            time.sleep(0.05)
         assert bytes_of_arrays() < before + most
     finally:
         gc.enable()
