@@ -40,10 +40,6 @@ them means blocks so small that there is no memory for a cache either."""
 LEAST_CACHE_SLOTS = 8
 """Fewest slots of a cache; fewer save too little."""
 
-TOO_SLOW = 1.5
-"""Blocks that take so many times what others take. Where all of C fits, with several panels, lower ones are
-not tried: they read more, and what is written while others are made soon makes no difference."""
-
 WORTH_KEEPING = 0.97
 """What op(A) on the device must save to stay there: of the time without. It changes the order in which panels
 are brought, so a gain within the error of a prediction is not worth it."""
@@ -222,7 +218,7 @@ class _Search:
     ) -> _Found | None:
         """Return the best of these block heights and widths for these panels, or the best candidate so far.
         One that takes `most` seconds or more is none."""
-        (heights, widths), whole = tried, False
+        heights, widths = tried
         most = min(most, best.seconds) if best else most
         for bm in heights:
             widest = plain._replace(bm=bm, bn=bm if self.problem.symmetric else widths[0])
@@ -231,28 +227,18 @@ class _Search:
                     continue
                 break
             chosen = self._widths(widest, widths)
-            least = math.inf
             for bn in chosen:
                 x = self._buffered(plain._replace(bm=bm, bn=bn))
-                bound = self.cost.least(x)
-                if bound > most:
-                    least = min(least, bound)
+                if self.cost.least(x) > most:
                     continue
                 as_it_is, others = self.judged(x), self._growing(x)
                 if bn == chosen[0]:  # narrower ones than that are among those of the widest
                     others = chain(others, self._resident(x), self._in_strips(x))
-                bound = self.cost.least_with_cache(x, as_it_is.estimate)
-                if bound > most:
-                    least = min(least, bound)
-                else:
+                if self.cost.least_with_cache(x, as_it_is.estimate) <= most:
                     others = chain(self._cached(x), others)
                 for found in (as_it_is, *map(self.judged, others)):
                     if found[:2] < (best[:2] if best else (most,)):
                         best, most = found, found.seconds
-                    least = min(least, found.seconds)
-            whole |= (bm, chosen[:1]) == (heights[0], widths[:1])
-            if whole and 4 * plain.panels.deepest <= self.problem.k and least > TOO_SLOW * most:
-                break
         return best
 
     def _buffered(self, x: Candidate) -> Candidate:

@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from plans import RATES, check_plan, planned, problems, smallest
 
@@ -340,6 +340,7 @@ chunk = st.sampled_from([128, 512, 2048, 5000])
 
 
 @settings(max_examples=examples(60), deadline=None)
+@example(16384, 40000, 16384, (128, 128, 512, 128), 4, False, True, 33, 13.0, 8.5, 11.0, 32.0, False)
 @given(extent, extent, extent, st.tuples(chunk, chunk, chunk, chunk), st.sampled_from([1, 4, 8]),
        st.booleans(), st.booleans(), st.integers(28, 34), st.floats(10.0, 14.5), st.floats(8.5, 11.0),
        st.floats(9.5, 11.0), st.sampled_from([32.0, 500.0]), st.booleans())  # fmt: skip
