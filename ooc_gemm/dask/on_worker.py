@@ -2,6 +2,7 @@
 superblock, a run of consecutive blocks of the plan, at a time and has all of its memory, threads and GPU for
 that. It writes chunks into a folder of the run, from which the client takes them."""
 
+import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Set
@@ -108,13 +109,36 @@ def stands_still(dask_worker: Any) -> bool:
     return dask_worker.status is Status.paused and not dask_worker.state.executing_count
 
 
-def ask(device: str, threads: int, method: str, *arguments: Any) -> Any:
-    """Return what a method of this worker's device returns; the device's name and model where `method` is
-    empty."""
+Question = tuple[Any, ...]
+"""A method of a device, and its arguments."""
+
+
+async def ask(
+    device: str, threads: int, method: str, *arguments: Any
+) -> tuple[Any, dict[Question, Any], Exception | None]:
+    """Return what a method of this worker's device returns, the answers to what is asked next, and the error
+    where there is one; the device's name and model where `method` is empty. This is no task, because the
+    scheduler would take several times as long to hand it out."""
+    try:
+        return *await asyncio.to_thread(_answers, device, threads, method, *arguments), None
+    except Exception as error:
+        return None, {}, error
+
+
+def _answers(device: str, threads: int, method: str, *arguments: Any) -> tuple[Any, dict[Question, Any]]:
     found = open_here(device, threads)
     if not method:
-        return found.name, found.model
-    answer = getattr(found, method)(*arguments)
+        return (found.name, found.model), {}
+    answer = _answered(found, method, *arguments)
+    more = list[Question]()
+    if isinstance(answer, Arithmetic):
+        for one in filter(None, (answer, answer.other)):
+            more += [("limits", one, None), ("rates", one), ("most_flops", one.kernel, one.panel.name)]
+    return answer, {question: _answered(found, *question) for question in more}
+
+
+def _answered(device: Device, method: str, *arguments: Any) -> Any:
+    answer = getattr(device, method)(*arguments)
     if isinstance(answer, Limits):
         return replace(answer, host_baseline=baseline_bytes(answer.host_baseline))
     return answer

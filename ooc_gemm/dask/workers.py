@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import dask
@@ -16,12 +17,12 @@ from ..engine.ports import Arithmetic, Limits
 from ..planning.machine import Rates
 from ..support.errors import DeviceError, Error, InputError
 from ..support.memory import default_memory_limit
-from .on_worker import About, about, ask, stands_still
+from .on_worker import About, Question, about, ask, stands_still
 
 TIMEOUT = 60.0
 """Seconds without any worker that works, or without an answer of the scheduler, after which a run ends."""
-LOOK = 2.0
-"""Seconds without an answer of a worker after which the client looks whether it still exists."""
+AGAIN = 0.1
+"""Seconds after which a worker that has not answered is asked again, or another one."""
 SHARE = 0.7
 """Share of a worker's memory that tasks of `matmul` use. Beyond it `distributed` usually spills."""
 
@@ -84,14 +85,30 @@ class Workers:
         self.client, self.device, self.again = client, device, again
         self.known: dict[str, About] = {}
         """What is known of each worker, by its address."""
+        self._answers: dict[Question, Any] = {}
+        """What a worker has answered beside what it was asked last."""
         with self.reached():
             self._first = self.smallest()
             if self.paused():
                 raise DeviceError(self.stopped)
         self.memory_limit = self.known[self._first].memory
         """Bytes that the smallest worker may hold resident."""
-        kind, self.model = self._asked("")
-        self.name = f"{kind} on {len(self.known)} workers"
+
+    @property
+    def name(self) -> str:
+        """What messages call the workers."""
+        return f"{self._kind[0]} on {len(self.known)} workers"
+
+    @property
+    def model(self) -> str:
+        """The model of each worker's device."""
+        return self._kind[1]
+
+    @cached_property
+    def _kind(self) -> tuple[str, str]:
+        """The name and the model of each worker's device."""
+        name, model = self._asked("")
+        return name, model
 
     @property
     def threads(self) -> int:
@@ -144,18 +161,25 @@ class Workers:
         return min(self.known, key=lambda address: self.known[address].memory)
 
     def _asked(self, method: str, *arguments: Any) -> Any:
-        """Ask one worker, so that answers belong together; another one where that has died. Raises
-        DeviceError where none answers."""
+        """Ask one worker, so that answers belong together; another one where that has died. An answer may
+        have come with another one. Raises DeviceError where none answers."""
+        if (method, *arguments) in self._answers:
+            return self._answers[(method, *arguments)]
         end = time.monotonic() + TIMEOUT
         with self.reached():
             while time.monotonic() < end:
-                threads = self.known[self._first].threads
-                where = {"workers": [self._first], "pure": False, "retries": 0}
-                future = self.client.submit(ask, self.device, threads, method, *arguments, **where)
-                while self._first in self.known and time.monotonic() < end:
-                    with suppress(TimeoutError, distributed.KilledWorker):
-                        return future.result(LOOK)
-                    self.look()
+                which, threads = (
+                    {"workers": [self._first], "on_error": "ignore"},
+                    self.known[self._first].threads,
+                )
+                found = self.client.run(ask, self.device, threads, method, *arguments, **which)
+                if found.get(self._first) is not None:
+                    answer, self._answers, error = found[self._first]
+                    if error:
+                        raise error
+                    return answer
+                time.sleep(AGAIN)
+                self.look()
                 if self._first not in self.known:
                     self._first = self.smallest()
             why = self.stopped if self.paused() else "no worker of the cluster answers; restart them"

@@ -4,7 +4,8 @@
     chunk → slot → panel ──►   panels → C block, one pair after the other ──►   part of C → slot → chunk
 
 The conductor opens one pair of panels after the other for uploads and hands multiplications to the device.
-Events order the device's three streams. The conductor waits only for uploads and for a free C block.
+Events order the device's three streams. The conductor waits only for uploads and for a free C block. Where a
+plan has lanes, there are no readers, and the conductor waits for the lanes (`lanes.py`).
 """
 
 import queue
@@ -21,7 +22,8 @@ from ..support.buffers import Bytes, drop
 from ..support.errors import ENOUGH, StoppedError
 from ..support.shared import Shared
 from ..support.trace import Trace
-from .ports import COMPUTE, UPLOAD, Check, Session, Source, Target
+from .lanes import Lanes
+from .ports import COMPUTE, UPLOAD, Check, LaneSession, Session, Source, Target
 from .readers import dealt, read, wait_for_all
 from .ring import SIGNAL_SECONDS, Event, Ring
 from .writers import InTurn, make_ready, write
@@ -157,9 +159,13 @@ def execute(
     steps, step, enough = plan.block_count * max(1, plan.panel_count), 0, False
     multiplied, flops = 0, max(1, plan.flops)
     stored: Target | None = None
+    lanes: Lanes | None = None
     try:
+        if plan.k_panels.lanes:
+            assert isinstance(session, LaneSession), "the device says so"
+            lanes = Lanes(plan, session, sources, slots, trace, readers)
         threads, each = dealt(plan.readers, all(source.asynchronous for source in sources.values()))
-        for _ in range(threads):
+        for _ in range(0 if lanes else threads):
             onward = bool(plan.budget.step) and not plan.problem.encoded
             how = bool(plan.budget.connection), each > 1 and onward
             readers.submit(read, ring, session, sources, trace, each, *how)
@@ -169,7 +175,12 @@ def execute(
                 blocks[c].free()
                 ring.open((c, c))
                 wait_for_all(ring, session)
-            for number, panel in enumerate(plan.panels(), 1):
+            if lanes:
+                stored = target()
+                make_ready(writers, session, plan, stored, write_slots)
+                lanes.wait(progress)
+                step = steps
+            for number, panel in enumerate(() if lanes else plan.panels(), 1):
                 pairs.open(step)
                 # Where the old C is read, its turn comes before the panels of its block.
                 stop = step + 1 + plan.panel_count - number if plan.problem.reads_c else steps
@@ -234,6 +245,8 @@ def execute(
         raise
     finally:
         ring.close()
+        if lanes:
+            lanes.stop()
         try:
             readers.shutdown(cancel_futures=True)
         finally:  # also where Ctrl-C comes just now

@@ -13,7 +13,7 @@ uploaded.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -177,6 +177,8 @@ class Limits:
     """Whether `upload` applies `Operation.transforms`."""
     narrows: bool = False
     """Whether finished blocks are converted to `Operation.narrowed`."""
+    lanes: int = 0
+    """How many threads may multiply pairs of panels alone at a time (`LaneSession`)."""
     decodes: int = 0
     """How many parts of chunks the device decodes at a time, where `upload` takes chunks as they are stored
     (`Matrix.encoded`)."""
@@ -194,6 +196,9 @@ class Source(Protocol):
     @property
     def asynchronous(self) -> bool:
         """Whether a read that has been started continues without a thread of Python's."""
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """Read `piece` on the calling thread. Returns what the function does that `start` returns."""
 
     def start(
         self, piece: Piece, slot: Bytes, onward: Onward | None = None
@@ -267,9 +272,13 @@ class Failure:
 class Hardware(Protocol):
     """What the planner asks about what multiplies: a device, or the devices of a cluster."""
 
-    name: str
-    model: str
-    """Name of the model, under which rates are remembered."""
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model, under which rates are remembered."""
 
     def arithmetic(
         self,
@@ -425,6 +434,21 @@ class Session(Uploads, Protocol):
 
     def close(self) -> None:
         """Finish or drop the work under way, and free every buffer."""
+
+
+@runtime_checkable
+class LaneSession(Session, Protocol):
+    """A session in which threads may multiply pairs of panels alone (`Limits.lanes`)."""
+
+    def multiply_alone(
+        self, block: Block, panel: tuple[int, int], lane: int, number: int, first: bool
+    ) -> None:
+        """Add the product of the pair of panels in the buffers `lane` to a sum, on the calling thread. What
+        was uploaded may lie in its slot until then. number: of the sum; 0 is the block. first: nothing was
+        added to this sum before."""
+
+    def add_up(self, block: Block, count: int) -> None:
+        """Add the first `count` sums, one of which is the block. This is called when all is multiplied."""
 
 
 class Member(Device, Protocol):

@@ -94,6 +94,14 @@ class Candidate(NamedTuple):
         return (self.bn, bk) if p.b.transposed else (bk, self.bn)
 
 
+LANE_BYTES = 4 * MiB
+"""Bytes of a panel that a thread multiplies alone, which should stay in the caches of its core from being
+read to being multiplied …"""
+
+LANE_ELEMENTS = 1 << 20
+"""… and most elements of a C that is made so: each panel reads and writes a sum of this size."""
+
+
 def rings(budget: Budget) -> list[Ring]:
     """Return the rings that are tried, the largest first."""
     most, writers = budget.readers, budget.writers

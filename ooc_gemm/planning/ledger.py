@@ -122,7 +122,7 @@ def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> 
     scratch += (of_a * (rows + bk) + of_b * (bn + bk)) * p.line_bytes
     return {
         "panels": _panels(p, x, rows) * p.panel_itemsize,
-        "C blocks": rows * sum(widths) * p.block_itemsize,
+        "C blocks": rows * (sum(widths) + (x.panels.sums - 1) * bn) * p.block_itemsize,
         "workspace": budget.workspace + budget.step + staged_bytes(budget, x.ring.readers, slot) + scratch,
     } | ({"decoding": nbytes} if (nbytes := decoders(p, budget).nbytes) else {})
 

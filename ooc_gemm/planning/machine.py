@@ -131,6 +131,8 @@ class Budget:
     """Whether all inputs are files in memory (`StoreTraits.asynchronous`)."""
     decodes: int = 0
     """Most parts of chunks that the device decodes at a time (`Limits.decodes`)."""
+    lanes: int = 0
+    """Most threads that multiply pairs of panels alone at a time (`Panels.lanes`); 0: none may."""
     linked: bool = True
     """Whether devices can read each other's memory. Then the panels of op(B) are uploaded to one of them,
     from which the others take them."""

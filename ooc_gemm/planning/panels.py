@@ -19,6 +19,10 @@ MOST_BUFFERS = 16
 milliseconds."""
 
 
+SUMS_OF_LANE = 2
+"""Sums for each thread that multiplies alone."""
+
+
 @dataclass(frozen=True)
 class Panels:
     """How k is cut into pairs of panels, and for how many of them the device has room."""
@@ -38,6 +42,9 @@ class Panels:
     """Rows of blocks whose panels of op(A) stay on the device at the same time, if they are `resident`."""
     columns: int = 0
     """Columns of blocks whose panels of op(B) stay on the device at the same time; 0: none."""
+    lanes: int = 0
+    """Threads each of which reads a pair of panels, and multiplies it alone, into sums of its own; 0: all
+    threads work on the same pair. Each of them has a pair of buffers."""
     buffers: int = BUFFERS
     """Buffers for panels of op(B) unless they stay, and for those of op(A) unless they are `resident`."""
 
@@ -61,6 +68,12 @@ class Panels:
             return Counter(stop - start for start, stop in self.ranges)
         count = len(self)
         return Counter({self.deepest: count - 1}) + Counter([self.k - (count - 1) * self.deepest])
+
+    @property
+    def sums(self) -> int:
+        """Number of sums, one of which is the block itself, into which panels are multiplied in turns. There
+        are more of them than threads, so that one which is late does not stop the others at once."""
+        return SUMS_OF_LANE * self.lanes if self.lanes else 1
 
     @property
     def stay(self) -> tuple[bool, bool]:

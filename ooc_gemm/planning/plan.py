@@ -433,6 +433,7 @@ class Plan:
             "rates": self.used_rates.note,
             "resident": self.k_panels.resident,
             "columns_resident": self.k_panels.columns,
+            "lanes": self.k_panels.lanes,
             "team": list(self.team),
             "blocks": self.block_count,
             "k_ranges": len(p.k_ranges),

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from ..support.intervals import LEAST_GROWN, ceil_div, reuses
 from .candidates import (
+    LANE_BYTES,
+    LANE_ELEMENTS,
     MAX_DEPTH,
     SMALL_PANELS,
     Candidate,
@@ -231,7 +233,7 @@ class _Search:
                 x = self._buffered(plain._replace(bm=bm, bn=bn))
                 if self.cost.least(x) > most:
                     continue
-                as_it_is, others = self.judged(x), self._growing(x)
+                as_it_is, others = self.judged(x), chain(self._growing(x), self._in_lanes(x))
                 if bn == chosen[0]:  # narrower ones than that are among those of the widest
                     others = chain(others, self._resident(x), self._in_strips(x))
                 if self.cost.least_with_cache(x, as_it_is.estimate) <= most:
@@ -298,6 +300,21 @@ class _Search:
             deeper = x._replace(panels=replace(x.panels, deepest=depth, growth=growth))
             if self._fits(deeper):
                 yield deeper
+
+    def _in_lanes(self, x: Candidate) -> Iterator[Candidate]:
+        """Yield the candidate in which each thread multiplies panels of its own, where C is one small block
+        and panels stay in the caches, or are no deeper than chunks that must be decoded whole."""
+        p, threads, depth = self.problem, self.budget.lanes, x.panels.deepest
+        if not threads or x.bm < p.m or x.bn < p.n or p.m * p.n > LANE_ELEMENTS:
+            return
+        small = max(p.m, p.n) * depth * p.panel_itemsize <= LANE_BYTES
+        lanes = threads if self.budget.in_memory else max(threads, x.ring.readers)
+        if not (small or ((p.a.whole or p.b.whole) and depth <= p.k_chunk)) or len(x.panels) < 2 * lanes:
+            return
+        ring = replace(x.ring, readers=lanes, slots=lanes * (1 if p.symmetric else 2))
+        found = x._replace(panels=replace(x.panels, lanes=lanes, buffers=lanes), ring=ring, c_buffers=1)
+        if self._fits(found):
+            yield found
 
     def _resident(self, x: Candidate) -> Iterator[Candidate]:
         """Yield the candidate in a few blocks side by side, for all of which op(A) stays on a device with

@@ -73,12 +73,27 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
         workers=max(1, limits.workers),
         weights=limits.weights,
         linked=limits.linked,
+        lanes=limits.lanes if _may_have_lanes(request, inputs, problem, limits) else 0,
         decodes=limits.decodes,
         eighths=eighths,
         chunk=_chunk_bytes(request, limits.workers) if notes else 0,
         in_memory=read_in_background,
         step=STEP_BYTES if in_places else 0,
     )
+
+
+def _may_have_lanes(request: Settled, inputs: Inputs, problem: Problem, limits: Limits) -> bool:
+    """Whether threads may multiply pairs of panels alone: where a block is made of panels and nothing else,
+    and nobody waits for a store that is far away."""
+    if (
+        request.verify
+        or request.reduced
+        or request.standardizer
+        or problem.reads_c
+        or len(limits.weights) > 1
+    ):
+        return False
+    return not any(source.traits.remote for source in inputs.sources.values())
 
 
 def _c_held(request: Settled, problem: Problem) -> int:

@@ -75,7 +75,8 @@ def _known(
     usual: Rates, found: dict[str, Any], key: str, inputs: list[Place], c: Place,
     most: Callable[[str, str], float], codecs: set[str],
 ) -> Rates:  # fmt: skip
-    rates, speeds = _of_device(usual, found), possible(found.get("flops"), most)
+    rates, flops = _of_device(usual, found), found.get("flops", {})
+    speeds = possible({key: flops[key]} if key in flops else {}, most)
     missing = []
     used = [found] if key in speeds or "touch_bytes_per_second" in found else []
     if key in speeds:

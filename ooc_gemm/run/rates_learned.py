@@ -98,6 +98,7 @@ def learn_blas(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace,
     "" where nothing is that would matter to the user.
     """
     used, p, multiplied = plan.used_rates, plan.problem, watch.seconds["compute"]
+    multiplied /= plan.budget.lanes if plan.k_panels.lanes else 1  # so many threads multiply at a time
     known, key = recall(FILE).get(device.model, {}), kernel_key(arithmetic)
     kernels = possible(known.get("flops"), device.most_flops)
     before = kernels.get(key, {})

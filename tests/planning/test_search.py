@@ -335,17 +335,18 @@ def test_panels_of_a_small_c_are_deep():
     assert make_plan(problem, budget, replace(rates, turn_seconds=0.0)).bk < plan.bk
 
 
-extent = st.sampled_from([768, 5000, 16384, 40000])
+extent = st.sampled_from([24, 768, 5000, 16384, 40000])
 chunk = st.sampled_from([128, 512, 2048, 5000])
 
 
 @settings(max_examples=examples(60), deadline=None)
-@example(16384, 40000, 16384, (128, 128, 512, 128), 4, False, True, 33, 13.0, 8.5, 11.0, 32.0, False)
+@example(16384, 40000, 16384, (128, 128, 512, 128), 4, False, True, 33, 13.0, 8.5, 11.0, 32.0, False, 0)
 @given(extent, extent, extent, st.tuples(chunk, chunk, chunk, chunk), st.sampled_from([1, 4, 8]),
        st.booleans(), st.booleans(), st.integers(28, 34), st.floats(10.0, 14.5), st.floats(8.5, 11.0),
-       st.floats(9.5, 11.0), st.sampled_from([32.0, 500.0]), st.booleans())  # fmt: skip
+       st.floats(9.5, 11.0), st.sampled_from([32.0, 500.0]), st.booleans(),
+       st.sampled_from([0, 2]))  # fmt: skip
 def test_no_candidate_that_is_left_out_would_be_faster(
-    m, n, k, chunks, item, symmetric, device, room, flops, store, bus, thin, keeps
+    m, n, k, chunks, item, symmetric, device, room, flops, store, bus, thin, keeps, lanes
 ):
     """The search leaves out candidates whose bound is above the best so far. Without bounds it finds the
     same."""
@@ -366,7 +367,9 @@ def test_no_candidate_that_is_left_out_would_be_faster(
         symmetric=symmetric,
         keeps_a=keeps and not symmetric,
     )
-    budget = Budget(1 << room, 0, (1 << room) if device else None, readers=16, writers=8)
+    budget = Budget(
+        1 << room, 0, (1 << room) if device else None, readers=16, writers=8, lanes=0 if device else lanes
+    )
     rates = Rates(10**flops, 10**store, 10**store / 2, 10**bus, 10**bus, shared=not device, thin=thin)
     found = predict(problem, budget, rates)
     with pytest.MonkeyPatch.context() as patch:

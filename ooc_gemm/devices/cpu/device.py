@@ -95,6 +95,7 @@ class CPU:
             writers=min(8, max(2, self.threads // 2)),
             check=self.threads * TILE_ELEMENTS * arithmetic.check_type.itemsize,
             transforms=True,
+            lanes=0 if arithmetic.exact else self.threads,
         )
 
     def rates(self, arithmetic: Arithmetic) -> Rates:

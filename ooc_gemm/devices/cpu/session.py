@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from threading import get_ident
+from threading import BoundedSemaphore, get_ident
 from typing import Any, Protocol
 
 import numpy as np
@@ -108,7 +108,12 @@ class CPUSession(HostMemory):
             for number, (lines, depth) in enumerate(rooms)
         }
         self._blocks = [np.empty(plan.bm * plan.bn, arithmetic.block) for _ in range(plan.c_buffers)]
-        self._beside = np.empty(beside(self.threads, plan.bm * plan.bn), arithmetic.block)
+        self._lanes, size = plan.k_panels.lanes > 0, plan.bm * plan.bn
+        self._cores = BoundedSemaphore(self.threads)
+        self._in_slots: dict[tuple[str, int], Array] = {}
+        """Panels that are whole pieces, which lie in the slots of lanes."""
+        room = (plan.k_panels.sums - 1) * size if self._lanes else beside(self.threads, size)
+        self._beside = np.empty(room, arithmetic.block)
         self._shared = len(plan.budget.weights) > 1  # others copy panels of op(B)
         self._checks = Checks(plan, operation, self._workers.run, self.threads) if operation.verify else None
 
@@ -130,12 +135,58 @@ class CPUSession(HostMemory):
         row, col = piece.into
         rows, cols = source.shape
         place = _shaped(memory, piece.panel)[row : row + rows, col : col + cols]
-        if transform := self._op.transforms.get(piece.operand):
+        transform = self._op.transforms.get(piece.operand)
+        if self._lanes and not transform and self._stays(source, piece, place):
+            self._in_slots[piece.operand, buffer] = source
+        elif transform:
             transform.place(source, piece.rows, piece.cols, place)
         else:
             np.copyto(place, source, casting="unsafe")
         self._trace.add("upload", start, time.perf_counter(), f"upload {get_ident()}")
         return Done()
+
+    def multiply_alone(
+        self, block: Block, panel: tuple[int, int], lane: int, number: int, first: bool
+    ) -> None:
+        """Multiplies on the calling thread. As many lanes as there are cores do so at a time."""
+        op, k = self._op, panel[1] - panel[0]
+        left, right = (
+            self._in_slots.pop((operand, lane), self._panels[operand, lane]).reshape(-1)
+            for operand in ("a", "b")
+        )
+        a = self._operand(left, (block.rows, k), op.transpose_a, op.conjugate_a)
+        b = self._operand(left if block.diagonal else right, (k, block.cols), op.transpose_b, op.conjugate_b)
+        out, char = self._sum(block, number), op.arithmetic.panel.char
+        half = syrk(char) if block.diagonal else None
+        with self._cores:
+            start = time.perf_counter()
+            self._workers.begin_calls()
+            if op.alpha == 0:  # some BLAS makes NaN of 0·NaN
+                out[...] = 0
+            elif half:
+                half(a, out, op.alpha, 0.0 if first else 1.0)
+            else:
+                gemm(char)[1](a, b, out, op.alpha, 0.0 if first else 1.0)
+            self._trace.add("compute", start, block=block.index, k=k)
+
+    def add_up(self, block: Block, count: int) -> None:
+        """Adds on the calling thread."""
+        out = self._sum(block, 0)
+        with np.errstate(all="ignore"):
+            for number in range(1, count):
+                out += self._sum(block, number)
+
+    def _sum(self, block: Block, number: int) -> Array:
+        """Return a sum of panels that lanes multiply; the first is the block."""
+        size = block.rows * block.cols
+        memory = self._beside[(number - 1) * size :] if number else self._blocks[0]
+        return _shaped(memory, (block.rows, block.cols))
+
+    def _stays(self, source: Array, piece: Piece, place: Array) -> bool:
+        """Whether a piece is multiplied where it was read: it is all of a panel, as the panel would be."""
+        conjugate = self._op.conjugate_a if piece.operand == "a" else self._op.conjugate_b
+        same = source.shape == piece.panel == place.shape and source.dtype == place.dtype
+        return same and not conjugate and source.flags.c_contiguous
 
     def share(self) -> None:
         """Does nothing: panels are in host memory."""
@@ -241,7 +292,7 @@ class CPUSession(HostMemory):
     def close(self) -> None:
         """Frees the buffers and the workers, and lets BLAS use its threads again."""
         self._opened.close()
-        self._panels, self._blocks = {}, []
+        self._panels, self._blocks, self._in_slots = {}, [], {}
         self._finished.clear()
 
     def _multiply(

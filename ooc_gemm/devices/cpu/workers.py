@@ -62,8 +62,7 @@ class Workers:
 
         def run() -> None:
             ((work, left),) = given
-            with suppress(IndexError):  # from the second time on
-                self._rooms.pop().close()
+            self.begin_calls()
             while True:
                 with lock:
                     piece = next(left, None)
@@ -79,6 +78,11 @@ class Workers:
         given.clear()  # an error keeps `run`, and all that it knows
         for job in jobs:
             job.result()
+
+    def begin_calls(self) -> None:
+        """Give back the address space for the first call of BLAS of one more thread, if there is any left."""
+        with suppress(IndexError):
+            self._rooms.pop().close()
 
     def run_slices(self, work: Callable[[slice], None], extent: int) -> None:
         """Let the workers do something for all slices of an extent."""

@@ -62,14 +62,24 @@ class RawSource(Source):
     ) -> Callable[[], tuple[Array, int]]:
         """Reads in the background, or all chunks with few calls, where one read of each is enough. Parts of
         rows take one call for all rows of a chunk."""
+        return self._begin(piece, slot, onward, self.asynchronous)
+
+    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """Reads all chunks with few calls, where one read of each is enough."""
+        return self._begin(piece, slot, None, False)()
+
+    def _begin(
+        self, piece: Piece, slot: Bytes, onward: Onward | None, aside: bool
+    ) -> Callable[[], tuple[Array, int]]:
+        """Read a piece, or start to. aside: read in the background, where rows are not too short for that."""
         s, j, (start, stop) = self.matrix, piece.chunk[1], piece.span
-        read, folder = partial(self.read, piece, slot), self._chunks.place
+        read, folder = partial(self._one_by_one, piece, slot), self._chunks.place
         line, width, skipped = (
             n * s.itemsize for n in (s.chunk_cols, stop - start, start - j * s.chunk_cols)
         )
         by_rows = width != line
-        in_background = self.asynchronous and not (by_rows and width < LEAST_ROW)
-        few_calls = self._short
+        in_background = aside and not (by_rows and width < LEAST_ROW)
+        few_calls = self._short or self.asynchronous
         if by_rows:
             few_calls = self._local and background.THERE and width < files.LEAST_DIRECT
         if not (in_background or few_calls) or not isinstance(folder, Folder):
@@ -103,8 +113,8 @@ class RawSource(Source):
 
         return done
 
-    def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """Reads one chunk after the other."""
+    def _one_by_one(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
+        """Read one chunk after the other."""
         s, (i, j), (first, stop) = self.matrix, piece.chunk, piece.rows
         if stop <= (i + 1) * s.chunk_rows:
             return self._read(piece, slot)

@@ -1,0 +1,65 @@
+"""Plans with lanes: threads that multiply panels of their own."""
+
+from dataclasses import replace
+
+import pytest
+
+from ooc_gemm.planning.candidates import LANE_BYTES, LANE_ELEMENTS
+from ooc_gemm.planning.machine import Budget, Rates
+from ooc_gemm.planning.panels import SUMS_OF_LANE
+from ooc_gemm.planning.problem import Matrix, MiB, Problem
+from ooc_gemm.planning.search import make_plan
+
+RATES = Rates(1e11, 5e9, 2e9, 8e9, 8e9, shared=True)
+K = 1 << 20
+
+
+def tall(m=256, k=K, chunk=4096, **more):
+    a = Matrix(k, m, 4, chunk, m, transposed=True)
+    return Problem(
+        m, m, k, a, replace(a, transposed=False), Matrix(m, m, 4, m, m), 4, 4, symmetric=True, **more
+    )
+
+
+def budget(host=1024 * MiB, lanes=2, **more):
+    return Budget(host, 0, None, lanes=lanes, **more)
+
+
+def test_a_small_c_has_lanes_whose_panels_stay_in_the_caches():
+    plan = make_plan(tall(), budget(in_memory=True), RATES)
+    assert plan.k_panels.lanes == plan.readers == plan.slots == 2
+    assert 256 * plan.bk * 4 <= LANE_BYTES
+    assert not make_plan(tall(), budget(lanes=0), RATES).k_panels.lanes
+
+
+def test_a_disk_has_as_many_lanes_as_readers():
+    plan = make_plan(tall(), budget(readers=6), RATES)
+    assert plan.k_panels.lanes == plan.readers == 6
+
+
+def test_sums_and_panels_are_in_the_ledger():
+    plan = make_plan(tall(), budget(in_memory=True), RATES)
+    block = 256 * 256 * 4
+    assert plan.k_panels.sums == 2 * SUMS_OF_LANE
+    assert plan.ledger["C blocks"] == plan.k_panels.sums * block
+    assert plan.ledger["panels"] == 2 * 2 * 256 * plan.bk * 4
+    assert plan.ledger["read ring"] == 2 * plan.slot_bytes
+
+
+def test_a_large_c_and_a_short_k_have_no_lanes():
+    side = int(LANE_ELEMENTS**0.5)
+    assert make_plan(tall(side, chunk=1024), budget(), RATES).k_panels.lanes
+    assert not make_plan(tall(side + 8, chunk=1024), budget(), RATES).k_panels.lanes
+    assert not make_plan(tall(k=512), budget(), RATES).k_panels.lanes
+
+
+@pytest.mark.parametrize("depth", [1024, 32768])
+def test_chunks_that_are_decoded_are_decoded_once(depth):
+    """Panels of them may be deeper than the caches."""
+    problem = tall(chunk=depth)
+    stored = (depth * 256,) * (K // depth)
+    a = replace(problem.a, whole=True, stored=stored)
+    plan = make_plan(replace(problem, a=a, b=replace(a, transposed=False)), budget(), RATES)
+    assert plan.k_panels.lanes
+    assert plan.bk % depth == 0
+    assert plan.bytes_read == sum(stored)
