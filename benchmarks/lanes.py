@@ -30,17 +30,17 @@ import ooc_gemm
 COLUMNS, NARROW = 256, 64
 TOLERANCE = 1e-4
 """Largest difference of both results, as a share of the largest element."""
-CASES: dict[str, tuple[tuple[int, int], str, str | None, str]] = {
+CASES: dict[str, tuple[tuple[int, int], str, str, str]] = {
     # name: (chunk, dtype, compressor, product)
-    "AᵀA, 4096 × 256": ((4096, COLUMNS), "float32", None, "gram"),
-    "AᵀA, 64 × 256": ((64, COLUMNS), "float32", None, "gram"),
-    "AᵀA, 8192 × 64": ((8192, NARROW), "float32", None, "gram"),
+    "AᵀA, 4096 × 256": ((4096, COLUMNS), "float32", "none", "gram"),
+    "AᵀA, 64 × 256": ((64, COLUMNS), "float32", "none", "gram"),
+    "AᵀA, 8192 × 64": ((8192, NARROW), "float32", "none", "gram"),
     "AᵀA, 4096 × 256 zstd": ((4096, COLUMNS), "float32", "zstd", "gram"),
     "AᵀA, 1000 × 100 zstd": ((1000, 100), "float32", "zstd", "gram"),
-    "AᵀA, float64": ((8192, COLUMNS), "float64", None, "gram"),
-    "AᵀA, float16": ((8192, COLUMNS), "float16", None, "gram"),
-    "AᵀB, 4096 × 256, 4096 × 64": ((4096, COLUMNS), "float32", None, "multiply"),
-    "cov, 4096 × 256": ((4096, COLUMNS), "float32", None, "cov"),
+    "AᵀA, float64": ((8192, COLUMNS), "float64", "none", "gram"),
+    "AᵀA, float16": ((8192, COLUMNS), "float16", "none", "gram"),
+    "AᵀB, 4096 × 256, 4096 × 64": ((4096, COLUMNS), "float32", "none", "multiply"),
+    "cov, 4096 × 256": ((4096, COLUMNS), "float32", "none", "cov"),
 }
 PROGRAM = """
 import json, sys, time

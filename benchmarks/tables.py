@@ -260,7 +260,7 @@ def tall_table(report: dict[str, Any]) -> str:
     """Return a table with a line for each command of tall.py."""
     names = "NumPy", "one core", "one thread", "two threads", "cluster"
     lines = [
-        "| | NumPy in core | ooc-gemm, one thread on one core | one thread, readers on the other core | "
+        "| | NumPy in core | ooc-gemm, one thread on one core | one thread on two cores | "
         "two threads | cluster of 2 × 1 thread |",
         "|---" * 6 + "|",
     ]
@@ -276,6 +276,19 @@ def tall_table(report: dict[str, Any]) -> str:
     )
     note = f"XᵀX, {size}; medians of {count} runs; {hardware(report['machine'])}"
     return "\n".join(lines) + f"\n\n{note}; {report['date'][:10]}, commit {report['commit'][:7]}.\n"
+
+
+def lanes_table(report: dict[str, Any]) -> str:
+    """Return a table with a line for each case of lanes.py."""
+    lines = ["| product and chunks of A | without lanes | with lanes | ratio |", "|---" * 4 + "|"]
+    for row in report["results"]:
+        without, having = (row["seconds"][name] for name in ("without", "with"))
+        lines.append(f"| {row['case']} | {without:.2f} s | **{having:.2f} s** | {row['ratio']:.2f} |")
+    count = counts(runs for row in report["results"] for runs in row["runs"].values())
+    note = f"A of {report['rows']:,} × 256, float32 unless a line says more, tmpfs; calls in warm processes, medians of {count}"
+    return "\n".join(lines) + (
+        f"\n\n{note}; {hardware(report['machine'])}; {report['date'][:10]}, commit {report['commit'][:7]}.\n"
+    )
 
 
 def matrices_table(report: dict[str, Any]) -> str:
@@ -407,6 +420,8 @@ def render(text: str) -> str:
             shown = clusters_table(report)
         elif match[2].startswith("tall_cpu"):
             shown = tall_table(report)
+        elif match[2].startswith("lanes_cpu"):
+            shown = lanes_table(report)
         elif match[2].startswith("matrices_cpu"):
             shown = matrices_table(report)
         elif not kernels:

@@ -135,9 +135,11 @@ def merged(x: Sum, y: Sum) -> Sum:
     return found, _nothing_moved(Trace())
 
 
-def written(work: Work, done: Set[Chunk], whole: Sum) -> Report:
-    """Write the chunks of C that are not `done`, from the sum of their block over all of k."""
+def written(work: Work, done: Set[Chunk], *sums: Sum) -> Report:
+    """Write the chunks of C that are not `done`, from the sum of their block over all of k, or from two that
+    have to be added up."""
     check_folder(work)
+    whole = sums[0] if len(sums) == 1 else merged(*sums)
     plan, trace = replace(work.plan, done=done), Trace()
     block, c = next(plan.blocks()), plan.problem.c
     if whole[0] is None:

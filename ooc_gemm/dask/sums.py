@@ -2,7 +2,7 @@
 
 A block is computed over one range of k after the other. A worker that has computed a range keeps the sum in
 its memory, and adds the next range that it computes. When no range is left, one of two workers that hold
-sums of the block gives its own to the other. The last sum holds all of k: its worker writes the block, and
+sums of the block gives its own to the other. The worker that so gets a sum of all of k writes the block, and
 the client takes it over. Every sum says which ranges it is made of, so none of them counts twice; what a dead
 worker held is computed again.
 """
@@ -91,9 +91,12 @@ class Sums(Dealing):
             if block.todo:
                 self._compute(address, block, held)
             elif held and len(held.parts) == len(self._ranges):
-                self._write(block, held)
+                self._write(block, [held])
             elif held and (other := self._other(block, held)):
-                self._merge(block, held, other)
+                if len(held.parts | other.parts) == len(self._ranges):
+                    self._write(block, [held, other])
+                else:
+                    self._merge(block, held, other)
 
     def _held_by(self, address: str) -> tuple[_Block | None, _Held | None]:
         """Return the sum that a worker holds, and its block."""
@@ -145,18 +148,19 @@ class Sums(Dealing):
             ),
         )
 
-    def _write(self, block: _Block, held: _Held) -> None:
-        """Have the worker that holds all of a block write it."""
-        block.held.remove(held)
+    def _write(self, block: _Block, used: list[_Held]) -> None:
+        """Have the worker that holds all of a block write it, or the first of two that hold it together."""
+        block.held = [one for one in block.held if one not in used]
 
         def done(report: Report) -> None:
             self._take_over(report)
             block.finished = True
-            _release([held])
+            _release(used)
 
-        others = self._plan.all_but([block.block])
-        future = self._submit(held.address, written, self._work, others, held.future)
-        self._start(future, Task((held.address,), done, partial(self._died, block, [held], set(), None)))
+        others, addresses = self._plan.all_but([block.block]), tuple(one.address for one in used)
+        sums = [one.future for one in used]
+        future = self._submit(addresses[0], written, self._work, others, *sums)
+        self._start(future, Task(addresses, done, partial(self._died, block, used, set(), None)))
 
     def _died(self, block: _Block, used: list[_Held], fresh: Iterable[int], unit: Unit | None) -> None:
         """Have done again what a dead worker was doing. Sums of workers that are alive stay."""
