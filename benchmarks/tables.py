@@ -285,10 +285,9 @@ def lanes_table(report: dict[str, Any]) -> str:
         without, having = (row["seconds"][name] for name in ("without", "with"))
         lines.append(f"| {row['case']} | {without:.2f} s | **{having:.2f} s** | {row['ratio']:.2f} |")
     count = counts(runs for row in report["results"] for runs in row["runs"].values())
-    note = f"A of {report['rows']:,} × 256, float32 unless a line says more, tmpfs; calls in warm processes, medians of {count}"
-    return "\n".join(lines) + (
-        f"\n\n{note}; {hardware(report['machine'])}; {report['date'][:10]}, commit {report['commit'][:7]}.\n"
-    )
+    size = f"A of {report['rows']:,} × 256, float32 unless a line says more, tmpfs"
+    note = f"{size}; calls in warm processes, medians of {count}; {hardware(report['machine'])}"
+    return "\n".join(lines) + f"\n\n{note}; {report['date'][:10]}, commit {report['commit'][:7]}.\n"
 
 
 def matrices_table(report: dict[str, Any]) -> str:
