@@ -23,6 +23,13 @@ SMALL_PANELS = 128 * MiB
 memory of its own: turns of a few MiB take longer to hand over than to fill (AᵀA of 262144 × 768 on an H100:
 65 ms instead of 82)."""
 
+LANE_BYTES = 4 * MiB
+"""Bytes of a panel that a thread multiplies alone, which should stay in the caches of its core from being
+read to being multiplied …"""
+
+LANE_ELEMENTS = 1 << 20
+"""… and most elements of a C that is made so: each panel reads and writes a sum of this size."""
+
 AMPLE_SLOTS = (4 * MiB, 1 * MiB)
 """Largest sizes of a slot tried where the device computes in host memory: a slot should stay in the cache of
 the CPU between being read and being used …"""
@@ -94,14 +101,6 @@ class Candidate(NamedTuple):
         return (self.bn, bk) if p.b.transposed else (bk, self.bn)
 
 
-LANE_BYTES = 4 * MiB
-"""Bytes of a panel that a thread multiplies alone, which should stay in the caches of its core from being
-read to being multiplied …"""
-
-LANE_ELEMENTS = 1 << 20
-"""… and most elements of a C that is made so: each panel reads and writes a sum of this size."""
-
-
 def rings(budget: Budget) -> list[Ring]:
     """Return the rings that are tried, the largest first."""
     most, writers = budget.readers, budget.writers
@@ -155,6 +154,9 @@ def depths(p: Problem, budget: Budget) -> list[int]:
     found, deepest = {MIN_DEPTH, 512, 1024, 2048, 4096, MAX_DEPTH, k}, MAX_DEPTH
     if p.panel_itemsize <= 2:
         deepest = DEEPEST_BYTES // p.panel_itemsize
+    if budget.lanes:
+        depth = power_of_two(max(MIN_DEPTH, LANE_BYTES // (max(1, p.m, p.n) * p.panel_itemsize)))
+        found.add(depth - depth % min(depth, p.k_chunk))
     small = SMALL_PANELS // max(1, (p.m + p.n) * p.panel_itemsize)
     if budget.device is not None and small > deepest:
         deepest = power_of_two(small)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..support.intervals import ceil_div, touches
 from .candidates import Candidate
-from .ledger import decoders, parts_of, slot_bytes
+from .ledger import decoders, panel_elements, parts_of, slot_bytes
 from .machine import Budget, Rates
 from .panels import MORE_BUFFERS
 from .problem import Matrix, Problem, rows_apart
@@ -152,6 +152,7 @@ class CostModel:
                 for each in reads
             )
         fresh = x.ring.slots * slot + x.ring.writers * c.chunk_rows * c.chunk_cols * p.part_itemsize
+        fresh += self._fresh_panels(x) if self._budget.device is None else 0
         start = rates.start + fresh * (TOUCHED if self._budget.step else 1.0) / rates.touch
         if rates.shared:
             alone = start + sum(stages.values())
@@ -164,6 +165,13 @@ class CostModel:
             turns = rounds(p, x.bm, x.bn, x.team, workers)
             return Estimate(stages, alone, turns / tasks, turns * TASK_SECONDS)
         return Estimate(stages, alone, ceil_div(tasks, workers) / tasks, self._adding_seconds(tasks))
+
+    def _fresh_panels(self, x: Candidate) -> int:
+        """Return the bytes of panels in host memory, which the system clears while the first are filled."""
+        p, buffers = self._problem, min(len(x.panels), x.panels.buffers)
+        a, b = panel_elements(p, x.bm, x.bn, x.panels.deepest)
+        alone = p.symmetric and x.bm >= p.m  # then op(A)'s panel is op(B)'s
+        return buffers * (a if alone else a + b) * p.panel_itemsize
 
     def _handed(self, x: Candidate, parts: int) -> int:
         """Return how often the interpreter is needed for so many parts of C: some of those that go from a
@@ -301,10 +309,11 @@ class CostModel:
 
     def _uploaded_bytes(self, x: Candidate, reads: list[Reads]) -> float:
         """Bytes that are copied into panels. If the thread that has read a piece multiplies it, the piece
-        stays where it was read if it is all of a panel, and else in the caches."""
+        stays where it was read if it is all of a panel, and else in the caches; and sums are added up."""
         p = self._problem
         if x.panels.lanes:
-            return IN_CACHES * sum(
+            sums = (x.panels.sums - 1) * p.m * p.n * p.block_itemsize
+            return sums + IN_CACHES * sum(
                 each.nbytes
                 for each, s in zip(reads, (p.a, p.b), strict=False)
                 if each.pieces > len(x.panels) or any(p.transforms) or s.itemsize != p.panel_itemsize

@@ -170,11 +170,15 @@ class CPUSession(HostMemory):
             self._trace.add("compute", start, block=block.index, k=k)
 
     def add_up(self, block: Block, count: int) -> None:
-        """Adds on the calling thread."""
-        out = self._sum(block, 0)
-        with np.errstate(all="ignore"):
-            for number in range(1, count):
-                out += self._sum(block, number)
+        """Lets the workers add some rows each."""
+        sums = [self._sum(block, number) for number in range(count)]
+
+        def add(rows: slice) -> None:
+            with np.errstate(all="ignore"):
+                for one in sums[1:]:
+                    sums[0][rows] += one[rows]
+
+        self._workers.run_slices(add, block.rows)
 
     def _sum(self, block: Block, number: int) -> Array:
         """Return a sum of panels that lanes multiply; the first is the block."""
