@@ -70,9 +70,14 @@ console = Console(highlight=False)
 
 def one(x: Path, y: Path, c: Path, product: str, lanes: str) -> dict[str, Any]:
     """Run one side of a case in a process of its own."""
-    root = str(Path(__file__).resolve().parent.parent)
+    places = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
     line = [sys.executable, "-c", PROGRAM, *map(str, (x, y, c)), product, lanes]
-    done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": root})
+    done = subprocess.run(
+        line,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))},
+    )
     if done.returncode:
         raise SystemExit(done.stderr)
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

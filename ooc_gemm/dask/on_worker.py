@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Set
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -129,12 +129,13 @@ def _answers(device: str, threads: int, method: str, *arguments: Any) -> tuple[A
     found = open_here(device, threads)
     if not method:
         return (found.name, found.model), {}
-    answer = _answered(found, method, *arguments)
-    more = list[Question]()
+    answer, others = _answered(found, method, *arguments), dict[Question, Any]()
     if isinstance(answer, Arithmetic):
         for one in filter(None, (answer, answer.other)):
-            more += [("limits", one, None), ("rates", one), ("most_flops", one.kernel, one.panel.name)]
-    return answer, {question: _answered(found, *question) for question in more}
+            for question in ("limits", one, None), ("rates", one), ("most_flops", one.kernel, one.panel.name):
+                with suppress(Exception):  # which concerns whoever asks that
+                    others[question] = _answered(found, *question)
+    return answer, others
 
 
 def _answered(device: Device, method: str, *arguments: Any) -> Any:

@@ -168,13 +168,12 @@ class Workers:
         end = time.monotonic() + TIMEOUT
         with self.reached():
             while time.monotonic() < end:
-                which, threads = (
-                    {"workers": [self._first], "on_error": "ignore"},
-                    self.known[self._first].threads,
+                first, threads = self._first, self.known[self._first].threads
+                found = self.client.run(
+                    ask, self.device, threads, method, *arguments, workers=[first], on_error="ignore"
                 )
-                found = self.client.run(ask, self.device, threads, method, *arguments, **which)
-                if found.get(self._first) is not None:
-                    answer, self._answers, error = found[self._first]
+                if found.get(first) is not None:
+                    answer, self._answers, error = found[first]
                     if error:
                         raise error
                     return answer

@@ -142,6 +142,11 @@ def sides(p: Problem, align: tuple[int, int], team: Shape = ALONE) -> tuple[list
     return steps(p.m, align[0], team[0]), steps(p.n, align[1], team[1])
 
 
+def may_have_lanes(p: Problem, budget: Budget) -> bool:
+    """Whether C is small enough for threads that multiply pairs of panels alone, and there may be any."""
+    return budget.lanes > 0 and p.m * p.n <= LANE_ELEMENTS
+
+
 def depths(p: Problem, budget: Budget) -> list[int]:
     """Return the panel depths that are tried, the smallest first: fractions and multiples of both k chunks,
     powers of two, and all of k."""
@@ -154,7 +159,7 @@ def depths(p: Problem, budget: Budget) -> list[int]:
     found, deepest = {MIN_DEPTH, 512, 1024, 2048, 4096, MAX_DEPTH, k}, MAX_DEPTH
     if p.panel_itemsize <= 2:
         deepest = DEEPEST_BYTES // p.panel_itemsize
-    if budget.lanes:
+    if may_have_lanes(p, budget):
         depth = power_of_two(max(MIN_DEPTH, LANE_BYTES // (max(1, p.m, p.n) * p.panel_itemsize)))
         found.add(depth - depth % min(depth, p.k_chunk))
     small = SMALL_PANELS // max(1, (p.m + p.n) * p.panel_itemsize)

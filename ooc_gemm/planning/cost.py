@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..support.intervals import ceil_div, touches
-from .candidates import Candidate
+from .candidates import Candidate, may_have_lanes
 from .ledger import decoders, panel_elements, parts_of, slot_bytes
 from .machine import Budget, Rates
 from .panels import MORE_BUFFERS
@@ -192,7 +192,7 @@ class CostModel:
             x = x._replace(panels=replace(x.panels, deepest=2 * x.panels.deepest))
         uploaded = p.m * p.k * _sent_bytes(p.a) * (times if down > 1 else 1)
         uploaded += 0 if p.symmetric else p.k * p.n * _sent_bytes(p.b) * down
-        uploaded *= 0 if self._budget.lanes else 1
+        uploaded *= 0 if may_have_lanes(p, self._budget) else 1
         stages = {
             "upload": uploaded / self.rates.upload,
             "compute": self._compute_seconds(x),

@@ -12,13 +12,13 @@ from typing import NamedTuple
 from ..support.intervals import LEAST_GROWN, ceil_div, reuses
 from .candidates import (
     LANE_BYTES,
-    LANE_ELEMENTS,
     MAX_DEPTH,
     SMALL_PANELS,
     Candidate,
     Ring,
     depths,
     everything,
+    may_have_lanes,
     outputs,
     rings,
     sides,
@@ -305,7 +305,7 @@ class _Search:
         """Yield the candidate in which each thread multiplies panels of its own, where C is one small block
         and panels stay in the caches, or are no deeper than chunks that must be decoded whole."""
         p, threads, depth = self.problem, self.budget.lanes, x.panels.deepest
-        if not threads or x.bm < p.m or x.bn < p.n or p.m * p.n > LANE_ELEMENTS:
+        if not may_have_lanes(p, self.budget) or x.bm < p.m or x.bn < p.n:
             return
         small = max(p.m, p.n) * depth * p.panel_itemsize <= LANE_BYTES
         lanes = threads if self.budget.in_memory else max(threads, x.ring.readers)

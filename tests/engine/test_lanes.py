@@ -17,6 +17,7 @@ from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.planning import search
 from ooc_gemm.planning.candidates import depths
 from ooc_gemm.run import prepare
+from ooc_gemm.storage.write.publication import Publication
 from ooc_gemm.support.trace import Trace
 
 M, N, K = 24, 17, 60_000
@@ -210,3 +211,20 @@ def test_integers_have_no_lanes(dtype, tmp_path):
     found = ooc_gemm.gram(x, tmp_path / "c", transpose=True, **on())
     assert not found.plan.k_panels.lanes
     assert (zarr.open_array(tmp_path / "c")[...] == a.astype("i8").T @ a.astype("i8")).all()
+
+
+def test_a_run_that_ended_before_c_was_finished_is_continued(tmp_path, monkeypatch):
+    """All chunks are there, so there is no block to make."""
+    a, x = tall(tmp_path, "f4")
+
+    def fail(self, made=None):
+        raise KeyError("the power is off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Publication, "commit", fail)
+        with pytest.raises(KeyError):
+            ooc_gemm.gram(x, tmp_path / "c", transpose=True, **on())
+    found = ooc_gemm.gram(x, tmp_path / "c", transpose=True, resume=True, **on())
+    assert found.plan.k_panels.lanes
+    assert found.bytes_read == 0
+    assert_close(zarr.open_array(tmp_path / "c")[...], wide(a).T @ wide(a), 1e-5)

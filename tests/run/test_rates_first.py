@@ -353,6 +353,7 @@ def test_what_blas_reached_in_a_run_counts_as_much_as_what_was_known(cache, monk
     assert bool(said) is (factor in (0.5, 2.0))
     assert learned(4.0 * factor, brief=False) == ("", 1e11), "the user has measured it"
     assert learned(0.4, other=0.0) == ("", 1e11), "a moment"
+    assert learned(4.0 * factor, plan=replace(plan, bn=64)) == ("", 1e11), "blocks are narrow"
     assert learned(4.0 * factor, other=9.0) == ("", 1e11), "it did something else"
     del table["blas float32"]
     assert learned(4.0 * factor)[1] == pytest.approx(1e11 / factor)
