@@ -167,7 +167,10 @@ class CostModel:
         return Estimate(stages, alone, ceil_div(tasks, workers) / tasks, self._adding_seconds(tasks))
 
     def _fresh_panels(self, x: Candidate) -> int:
-        """Return the bytes of panels in host memory, which the system clears while the first are filled."""
+        """Return the bytes of panels in host memory, which the system clears while they are filled. Those
+        of lanes are small, if they are used, and cleared at the same time."""
+        if x.panels.lanes:
+            return 0
         p, buffers = self._problem, min(len(x.panels), x.panels.buffers)
         a, b = panel_elements(p, x.bm, x.bn, x.panels.deepest)
         alone = p.symmetric and x.bm >= p.m  # then op(A)'s panel is op(B)'s

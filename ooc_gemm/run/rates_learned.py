@@ -57,8 +57,8 @@ MULTIPLIED = 0.5
 
 
 NARROW = 256
-"""Rows and columns of blocks from which it is learned. Of narrower ones BLAS reaches a part of its rate, which
-would be used for all others (AᵀA of 64 columns on 16 cores: 190 Gflop/s, of 512 columns 1,000)."""
+"""Rows and columns of blocks from which it is learned. Of narrower ones BLAS reaches a part of its rate,
+which would be used for all others (AᵀA of 64 columns on 16 cores: 190 Gflop/s, of 512 columns 1,000)."""
 
 
 def learn(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace) -> str:
