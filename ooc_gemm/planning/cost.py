@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..support.intervals import ceil_div, touches
-from .candidates import Candidate, may_have_lanes
+from .candidates import SMALL_PANELS, Candidate, may_have_lanes
 from .ledger import decoders, panel_elements, parts_of, slot_bytes
 from .machine import Budget, Rates
 from .panels import MORE_BUFFERS
@@ -167,14 +167,15 @@ class CostModel:
         return Estimate(stages, alone, ceil_div(tasks, workers) / tasks, self._adding_seconds(tasks))
 
     def _fresh_panels(self, x: Candidate) -> int:
-        """Return the bytes of panels in host memory, which the system clears while they are filled. Those
-        of lanes are small, if they are used, and cleared at the same time."""
+        """Return the bytes of large panels in host memory, which the system clears while they are filled. To
+        clear `SMALL_PANELS` bytes takes some milliseconds, for which nothing should be read again. Those of
+        lanes are small."""
         if x.panels.lanes:
             return 0
         p, buffers = self._problem, min(len(x.panels), x.panels.buffers)
         a, b = panel_elements(p, x.bm, x.bn, x.panels.deepest)
         alone = p.symmetric and x.bm >= p.m  # then op(A)'s panel is op(B)'s
-        return buffers * (a if alone else a + b) * p.panel_itemsize
+        return max(0, buffers * (a if alone else a + b) * p.panel_itemsize - SMALL_PANELS)
 
     def _handed(self, x: Candidate, parts: int) -> int:
         """Return how often the interpreter is needed for so many parts of C: some of those that go from a

@@ -53,6 +53,12 @@ def test_a_large_c_and_a_short_k_have_no_lanes():
     assert not make_plan(tall(k=512), budget(), RATES).k_panels.lanes
 
 
+def test_panels_without_lanes_are_not_as_large_as_memory_allows():
+    """The system would clear gigabytes of panels that are filled once."""
+    plan = make_plan(tall(512), budget(64 * 1024 * MiB, lanes=0), RATES)
+    assert plan.ledger["panels"] <= 512 * MiB
+
+
 @pytest.mark.parametrize("depth", [1024, 32768])
 def test_chunks_that_are_decoded_are_decoded_once(depth):
     """Panels of them may be deeper than the caches."""
