@@ -6,12 +6,13 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from ..support.intervals import ceil_div, touches
-from .candidates import SMALL_PANELS, Candidate, may_have_lanes
+from ..support.intervals import ceil_div
+from .candidates import Candidate, may_have_lanes
 from .ledger import decoders, panel_elements, parts_of, slot_bytes
 from .machine import Budget, Rates
 from .panels import MORE_BUFFERS
-from .problem import Matrix, Problem, rows_apart
+from .problem import Matrix, MiB, Problem
+from .reads import Pass, Reads, found_share, found_shares, one_pass
 from .schedule import (
     DIAGONAL_ELEMENTS,
     DIAGONAL_STRIPS,
@@ -44,61 +45,13 @@ IN_CACHES = 0.5
 """What copying a piece into a panel takes if both are in the caches of the core, as a share of what it takes
 else (two cores, AᵀA of 1,000,000 × 256 in chunks of 64 columns)."""
 
+NOT_CLEARED = 128 * MiB
+"""Bytes of panels in host memory that the system clears in some milliseconds, for which nothing should be
+read again."""
+
 IN_BACKGROUND = 2.5e-7
 """Seconds of a read from files in memory, besides those for its bytes, where threads without the interpreter
 read for a device (16 cores, rows of 4 to 32 KiB: 0.17 to 0.32 µs)."""
-
-
-class Pass(NamedTuple):
-    """What reading a stored matrix once takes, cut as a candidate cuts it. The numbers are estimates."""
-
-    nbytes: float
-    """Bytes moved from the store."""
-    decoded: float
-    """Decoded size in bytes of the chunks that the readers decode."""
-    pieces: float
-    calls: float
-    """Number of read calls."""
-
-    def seconds(self, rates: Rates, rate: float, call: float) -> float:
-        """Return the seconds of one pass at `rate` bytes per second and `1/call` calls per second."""
-        return self.nbytes / rate + self.decoded / rates.decode + self.calls * call
-
-
-def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
-    """Estimate a pass over S, cut every `row_step` rows and `col_step` columns and at chunk edges, into slots
-    of `slot` bytes."""
-    nbytes = s.read_bytes_estimate(row_step, col_step)
-    row_touches = touches(s.rows, row_step, s.chunk_rows)
-    col_touches = touches(s.cols, col_step, s.chunk_cols)
-    count = row_touches * col_touches
-    stacked = s.chunks_of_piece(slot, col_step) * s.chunk_rows
-    if s.whole:
-        pieces = touches(s.rows, row_step, stacked) * col_touches
-        decoded = 0.0 if s.encoded else float(count * s.chunk_bytes)
-        return Pass(nbytes, decoded, pieces, count)
-    cuts = max(1, ceil_div(s.rows * s.cols * s.itemsize, slot * max(1, count)))
-    pieces = touches(s.rows, row_step, stacked) * col_touches * cuts
-    by_rows = rows_apart(s.chunk_cols, min(col_step, s.chunk_cols), s.skipped)
-    return Pass(nbytes, 0.0, pieces, s.rows * col_touches if by_rows else count * cuts)
-
-
-class Reads(NamedTuple):
-    """How a candidate reads one operand."""
-
-    seconds: float
-    """Seconds of one pass over the operand."""
-    pieces: float
-    """Number of pieces of one pass."""
-    times: int
-    """Number of passes, if the cache holds nothing."""
-    missed: float
-    """Share of the pieces that are read from the store, because neither the cache holds them nor another
-    worker of the team reads them."""
-    nbytes: float
-    """Bytes that each pass uploads: of all its elements, or of its chunks as they are stored."""
-    unpacked: float = 0.0
-    """Decoded size in bytes of the chunks that a device decodes."""
 
 
 class Estimate(NamedTuple):
@@ -167,15 +120,14 @@ class CostModel:
         return Estimate(stages, alone, ceil_div(tasks, workers) / tasks, self._adding_seconds(tasks))
 
     def _fresh_panels(self, x: Candidate) -> int:
-        """Return the bytes of large panels in host memory, which the system clears while they are filled. To
-        clear `SMALL_PANELS` bytes takes some milliseconds, for which nothing should be read again. Those of
-        lanes are small."""
+        """Return the bytes of large panels in host memory, which the system clears while they are filled.
+        Those of lanes are small."""
         if x.panels.lanes:
             return 0
         p, buffers = self._problem, min(len(x.panels), x.panels.buffers)
         a, b = panel_elements(p, x.bm, x.bn, x.panels.deepest)
         alone = p.symmetric and x.bm >= p.m  # then op(A)'s panel is op(B)'s
-        return max(0, buffers * (a if alone else a + b) * p.panel_itemsize - SMALL_PANELS)
+        return max(0, buffers * (a if alone else a + b) * p.panel_itemsize - NOT_CLEARED)
 
     def _handed(self, x: Candidate, parts: int) -> int:
         """Return how often the interpreter is needed for so many parts of C: some of those that go from a
@@ -196,7 +148,8 @@ class CostModel:
             x = x._replace(panels=replace(x.panels, deepest=2 * x.panels.deepest))
         uploaded = p.m * p.k * _sent_bytes(p.a) * (times if down > 1 else 1)
         uploaded += 0 if p.symmetric else p.k * p.n * _sent_bytes(p.b) * down
-        uploaded *= 0 if may_have_lanes(p, self._budget) else 1
+        if may_have_lanes(p, self._budget):  # pieces may be multiplied where they were read
+            uploaded = 0.0
         stages = {
             "upload": uploaded / self.rates.upload,
             "compute": self._compute_seconds(x),
@@ -265,10 +218,10 @@ class CostModel:
         down, across = ceil_div(p.m, x.bm), ceil_div(p.n, x.bn)
         a = self._pass("a", p.a, *x.a_steps(p), slot)
         if p.symmetric:
-            missed = 1 - _found_share(x, a, down) if x.cache else x.fetches(p)[0] / max(1, across)
+            missed = 1 - found_share(x, a, down) if x.cache else x.fetches(p)[0] / max(1, across)
             return [self._reads_of(p.a, a, x, across, missed)]
         b = self._pass("b", p.b, *x.b_steps(p), slot)
-        shares = _found_shares(x, a, b, down, across) if x.cache else (0.0, 0.0)
+        shares = found_shares(x, a, b, down, across) if x.cache else (0.0, 0.0)
         times = x.times_a(p), x.times_b(p)
         each = zip((p.a, p.b), (a, b), times, x.fetches(p), shares, strict=True)
         found = [
@@ -469,27 +422,6 @@ class CostModel:
 def _sent_bytes(s: Matrix) -> float:
     """Return the least bytes that go to a device for an element."""
     return s.stored_bytes / max(1, s.rows * s.cols) if s.encoded else s.itemsize
-
-
-def _found_shares(x: Candidate, a: Pass, b: Pass, down: int, across: int) -> tuple[float, float]:
-    """Estimate the shares of all pieces of A and of B that a cache holds, as `cache.hits` would count them.
-    The next block's panel of the operand that stays comes first, then the panel at the turn, then any."""
-    if x.by_columns:
-        return _found_shares(x._replace(by_columns=False), b, a, across, down)[::-1]
-    strip_a, strip_b = a.pieces / down, b.pieces / across
-    found_a = down * (across - 1) * min(x.cache, strip_a)
-    spare = max(0.0, x.cache - strip_a - strip_b)
-    found_b = (down - 1) * min(b.pieces, min(x.cache, strip_b) + spare)
-    return found_a / max(1.0, a.pieces * across), found_b / max(1.0, b.pieces * down)
-
-
-def _found_share(x: Candidate, a: Pass, down: int) -> float:
-    """Estimate the same share for a symmetric product. Block row i uses its own strip of A i more times, and
-    i other strips, of which the block row before has used all but one."""
-    strip = a.pieces / down
-    spare = max(0.0, x.cache - 2 * strip)
-    found = sum(i * min(x.cache, strip) + min(i * strip, min(x.cache, strip) + spare) for i in range(1, down))
-    return found / max(1.0, a.pieces * down)
 
 
 def least_seconds(flops: float, moved: Mapping[str, int], rates: Rates) -> dict[str, float]:

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from ..support.intervals import round_up
 from .candidates import chunk_side, steps
-from .cost import one_pass
 from .ledger import piece_bytes
 from .machine import Budget, Rates
 from .plan import Plan
 from .problem import CHUNK_BYTES, Matrix, MiB, Problem
+from .reads import one_pass
 from .search import least_seconds, make_plan, predict
 
 ADVISED = 2.0

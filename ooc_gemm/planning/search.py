@@ -309,10 +309,11 @@ class _Search:
             return
         small = max(p.m, p.n) * depth * p.panel_itemsize <= LANE_BYTES
         lanes = threads if self.budget.in_memory else max(threads, x.ring.readers)
-        if not (small or ((p.a.whole or p.b.whole) and depth <= p.k_chunk)) or len(x.panels) < 2 * lanes:
+        panels = replace(x.panels, lanes=lanes, buffers=lanes)
+        if not (small or ((p.a.whole or p.b.whole) and depth <= p.k_chunk)) or len(panels) < panels.sums:
             return
         ring = replace(x.ring, readers=lanes, slots=lanes * (1 if p.symmetric else 2))
-        found = x._replace(panels=replace(x.panels, lanes=lanes, buffers=lanes), ring=ring, c_buffers=1)
+        found = x._replace(panels=panels, ring=ring, c_buffers=1)
         if self._fits(found):
             yield found
 

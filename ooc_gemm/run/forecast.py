@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from ..engine.ports import Arithmetic, Device
-from ..planning.cost import one_pass
 from ..planning.machine import Budget, Rates
+from ..planning.reads import one_pass
 from ..planning.stream_plan import Cut, StreamPlan
 from ..storage.read import addresses
 from ..storage.read.source import Opened
