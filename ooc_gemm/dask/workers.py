@@ -96,7 +96,7 @@ class Workers:
 
     @property
     def name(self) -> str:
-        """What messages call the workers."""
+        """The name of each worker's device, and the number of workers."""
         return f"{self._kind[0]} on {len(self.known)} workers"
 
     @property

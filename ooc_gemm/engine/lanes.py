@@ -27,7 +27,7 @@ TELL_SECONDS = 0.1
 
 
 class Lanes:
-    """The lanes of one block."""
+    """Starts the lanes of a plan of one block, waits until they have multiplied all of k, and stops them."""
 
     def __init__(
         self,

@@ -274,7 +274,7 @@ class Hardware(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The device's name, such as `cuda`. That of a cluster also says how many workers there are."""
 
     @property
     def model(self) -> str:

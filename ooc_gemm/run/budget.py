@@ -85,15 +85,9 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
 def _may_have_lanes(request: Settled, inputs: Inputs, problem: Problem, limits: Limits) -> bool:
     """Whether threads may multiply pairs of panels alone: where a block is made of panels and nothing else,
     and nobody waits for a store that is far away."""
-    if (
-        request.verify
-        or request.reduced
-        or request.standardizer
-        or problem.reads_c
-        or len(limits.weights) > 1
-    ):
-        return False
-    return not any(source.traits.remote for source in inputs.sources.values())
+    more = request.verify or request.reduced or request.standardizer or problem.reads_c
+    far = any(source.traits.remote for source in inputs.sources.values())
+    return not (more or far or len(limits.weights) > 1)
 
 
 def _c_held(request: Settled, problem: Problem) -> int:

@@ -75,8 +75,7 @@ def _known(
     usual: Rates, found: dict[str, Any], key: str, inputs: list[Place], c: Place,
     most: Callable[[str, str], float], codecs: set[str],
 ) -> Rates:  # fmt: skip
-    rates, flops = _of_device(usual, found), found.get("flops", {})
-    speeds = possible({key: flops[key]} if key in flops else {}, most)
+    rates, speeds = _of_device(usual, found), possible(found.get("flops"), most, key)
     missing = []
     used = [found] if key in speeds or "touch_bytes_per_second" in found else []
     if key in speeds:
@@ -207,11 +206,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def possible(flops: Any, most: Callable[[str, str], float]) -> dict[str, Any]:
+def possible(flops: Any, most: Callable[[str, str], float], only: str | None = None) -> dict[str, Any]:
     """Return those remembered rates of kernels, by their keys, that a device can reach. `most`:
-    `Device.most_flops` of the device."""
+    `Device.most_flops` of the device. `only`: the key that is looked at; None for all."""
     found = {}
     for key, speed in flops.items() if isinstance(flops, dict) else ():
+        if only not in (None, key):
+            continue
         with suppress(KeyError, TypeError, ValueError):  # in a file of another version
             kernel, panel = key.split()[:2]
             if 0 < speed["flops"] <= most(kernel, panel):

@@ -239,7 +239,7 @@ class _First:
         """Time multiplications of small panels, with the workers of a session."""
         device, arithmetic = self._wanted.device, self._wanted.arithmetic
         key = kernel_key(arithmetic)
-        if key in possible(self._known.get("flops"), device.most_flops):
+        if possible(self._known.get("flops"), device.most_flops, key):
             return
         usual, longest = device.rates(arithmetic), MULTIPLYING * self._left()
         room = HELD * (self._wanted.budget.host - self._wanted.budget.host_baseline)

@@ -156,17 +156,15 @@ class CPUSession(HostMemory):
         )
         a = self._operand(left, (block.rows, k), op.transpose_a, op.conjugate_a)
         b = self._operand(left if block.diagonal else right, (k, block.cols), op.transpose_b, op.conjugate_b)
-        out, char = self._sum(block, number), op.arithmetic.panel.char
-        half = syrk(char) if block.diagonal else None
+        out, every = self._sum(block, number), slice(None)
+        multiply = self._multiplier(a, b, (0, 0), block.diagonal)
         with self._cores:
             start = time.perf_counter()
             self._workers.begin_calls()
             if op.alpha == 0:  # some BLAS makes NaN of 0·NaN
                 out[...] = 0
-            elif half:
-                half(a, out, op.alpha, 0.0 if first else 1.0)
             else:
-                gemm(char)[1](a, b, out, op.alpha, 0.0 if first else 1.0)
+                multiply(slice(0, k), 0.0 if first else 1.0, out)(every, every)
             self._trace.add("compute", start, block=block.index, k=k)
 
     def add_up(self, block: Block, count: int) -> None:
