@@ -45,7 +45,6 @@ _ARGUMENTS = {
     "cuEventQuery": (_ADDRESS,),
     "cuEventElapsedTime": (_ADDRESS, _ADDRESS, _ADDRESS),
     "cuEventSynchronize": (_ADDRESS,),
-    "cuEventDestroy_v2": (_ADDRESS,),
     "cuStreamWaitEvent": (_ADDRESS, _ADDRESS, ctypes.c_uint),
     "cuMemHostRegister_v2": (_ADDRESS, _SIZE, ctypes.c_uint),
     "cuMemcpy2DAsync_v2": (_ADDRESS, _ADDRESS),
@@ -165,6 +164,12 @@ class Events:
         self._flags = _BLOCKING if timed else _BLOCKING | _WITHOUT_TIME
         self._free: list[int] = []
 
+    def reserve(self, count: int) -> None:
+        """Create handles on the current device until so many are free. While other threads copy, the driver
+        lets whoever creates one wait for up to 2 ms, and the interpreter with it."""
+        while len(self._free) < count:
+            self._free.append(self._created())
+
     def record(self, stream: int) -> "Event":
         """Record an event after all work that a stream of the current device has been given. `stream`: its
         address."""
@@ -177,16 +182,21 @@ class Events:
         try:
             ptr = self._free.pop()
         except IndexError:
-            handle = _ADDRESS()
-            call("cuEventCreate", ctypes.byref(handle), self._flags)
-            assert handle.value
-            ptr = handle.value
+            ptr = self._created()
         return Event(ptr, self._free)
 
-    def close(self) -> None:
-        """Destroy the handles that no event uses."""
-        while self._free:
-            _keeping("cuEventDestroy_v2")(self._free.pop())
+    def _created(self) -> int:
+        handle = _ADDRESS()
+        call("cuEventCreate", ctypes.byref(handle), self._flags)
+        assert handle.value
+        return handle.value
+
+
+@cache
+def events(device: int, timed: bool) -> Events:
+    """Return what makes the events of a device of this number. It keeps its handles as long as the process
+    runs."""
+    return Events(timed)
 
 
 _PLACE = struct.Struct("=11Q")

@@ -55,6 +55,30 @@ def test_products(memory, layout, transpose):
     assert cupy_on_cpu.sent
 
 
+def test_no_event_is_created_while_threads_copy(memory, monkeypatch):
+    """They would make it wait, and the interpreter with it. The next run uses the events of the one
+    before."""
+    created, make_event, reserve, reserved = [], driver.Events._created, driver.Events.reserve, []
+
+    def creates(self):
+        created.append(self)
+        return make_event(self)
+
+    def reserves(self, count):
+        reserve(self, count)
+        reserved.append(count)
+
+    monkeypatch.setattr(driver.Events, "_created", creates)
+    monkeypatch.setattr(driver.Events, "reserve", reserves)
+    x = RNG.integers(-9, 9, (500, 500)).astype("f4")
+    make(memory / "a", x, compressors=None, chunks=(64, 64))
+    for _ in range(2):
+        found = ooc_gemm.multiply(*[str(memory / "a")] * 2, device="cuda", kernel="cublas")
+        assert np.array_equal(found.array, x @ x)
+        assert cupy_on_cpu.sent
+        assert len(created) == sum(reserved[:2])
+
+
 @pytest.mark.parametrize("what", ["read", "copy", "record"])
 def test_what_fails_is_read_and_uploaded_again(memory, monkeypatch, what):
     """The plain ways say what the matter is, or there is nothing the matter any more."""

@@ -621,6 +621,7 @@ def install(monkeypatch, capability="90", devices=1):
     monkeypatch.setattr(driver, "_yielding", driver_function)
     monkeypatch.setattr(driver, "_sending", lambda: SENDING)
     driver._context.cache_clear()
+    driver.events.cache_clear()
     sent.clear()
     brought.clear()
     queries.clear()

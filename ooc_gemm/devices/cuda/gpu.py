@@ -1,13 +1,15 @@
 """One GPU: its context, its free memory, and events."""
 
 from ...cuda_kernels import driver
-from ...cuda_kernels.driver import Events
 from ...support.errors import DeviceError, InputError
 from .gpus import open_cupy, properties
 
 FIRST = -8
 """Priority of streams whose kernels take little time, beside products that fill the device: those of copies,
 which would wait for products otherwise. CUDA takes the highest that there is for any number below it."""
+
+EVENTS = 128
+"""Events of each kind that a session has at hand."""
 
 
 class GPU:
@@ -40,8 +42,13 @@ class GPU:
             ) from error
         self.reached_by = set[int]()
         """Other devices that take panels from this one."""
-        self.times, self.points = Events(timed=True), Events(timed=False)
+        self.times, self.points = driver.events(index, timed=True), driver.events(index, timed=False)
         """Events of all sessions. One that is dropped late serves the next session."""
+
+    def reserve_events(self) -> None:
+        """Make the events that a session uses at once, before threads of its own copy anything."""
+        for events in (self.times, self.points):
+            events.reserve(EVENTS)
 
     def free_bytes(self) -> int:
         """Return the bytes of device memory that are free now."""

@@ -72,6 +72,7 @@ class CUDAPasses(HostMemory):
         if plan.problem.converted:
             wanted["staging"] = plan.slot_bytes, np.dtype(np.uint8)
         self._arrays = allocate(self._device, wanted)
+        self._device.reserve_events()
         stream = self._cupy.cuda.Stream
         self._streams = {
             UPLOAD: stream(non_blocking=True, priority=FIRST),
@@ -372,5 +373,4 @@ class CUDAPasses(HostMemory):
         finally:
             self._streams = {}
             self._arrays.clear()
-            self._device.points.close()
             super().close()

@@ -133,6 +133,7 @@ class CUDASession(HostMemory):
                 plan, operation, self._allocate, self.prepare, self._runtime, self._timing.points
             )
         names = UPLOAD, PASS, COMPUTE, DOWNLOAD
+        self._device.reserve_events()
         self._streams = {
             name: cupy.cuda.Stream(non_blocking=True, priority=0 if name == COMPUTE else FIRST)
             for name in names

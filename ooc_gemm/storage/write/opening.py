@@ -17,7 +17,7 @@ from ...support.errors import Error, InputError, remedy
 from ..format.unfinished import METADATA, PARTIAL, TRIAL, is_begun, is_partial
 from ..io.folder import Folder
 from ..io.objects import Objects
-from ..io.zarr_internals import sync
+from ..io.zarr_internals import default_buffer_prototype
 from ..read.addresses import describe, local_path, objects_at
 from ..read.metadata import array_at, explained, kind_at
 from . import journal, ownership, provenance, replaced
@@ -64,7 +64,7 @@ def create_target(
     with _begun(spec, head, "cannot be created: {}; choose another place") as log, forgotten(spec) as groups:
         if notice and (said := groups.unseen()):
             notice(said)
-        described = sync((blank.store_path / METADATA[0]).get())
+        described = blank.metadata.to_buffer_dict(default_buffer_prototype())[METADATA[0]]
         moved = _set_aside(spec, math.prod(output.shape) * output.dtype.itemsize, notice)
         if log is None and (place := local_path(spec)) is not None:
             ownership.forget_journal(place)
@@ -75,7 +75,7 @@ def create_target(
         target = target_at(array, describe(spec), block, log)
         target.sink.groups, target.sink.folders = groups, folders
         try:
-            target.sink.begin(described.to_bytes() if described else b"", keep, notice)
+            target.sink.begin(described.to_bytes(), keep, notice)
         except BaseException as error:
             if moved:
                 replaced.restore(moved, [METADATA[0] + PARTIAL])

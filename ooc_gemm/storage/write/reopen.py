@@ -9,7 +9,6 @@ from zarr.storage import LocalStore, StorePath
 from ...support.errors import InputError
 from ..format import documents
 from ..format.unfinished import METADATA, PARTIAL
-from ..io.answers import Answers
 from ..read.addresses import describe, local_path, remote_place
 from ..read.metadata import array_at, document_at, explained, look_at, open_array
 from . import journal
@@ -18,7 +17,8 @@ from . import journal
 def writable_place(spec: str | os.PathLike[str]) -> StorePath:
     """Return C's place for writing. A local folder is created if it is missing."""
     if place := local_path(spec):
-        return StorePath(Answers(LocalStore(place)).of(LocalStore.open(place)))
+        place.mkdir(parents=True, exist_ok=True)
+        return StorePath(LocalStore(place))
     return remote_place(os.fspath(spec))
 
 
