@@ -149,7 +149,7 @@ def measure_places(
     rates. Returns a sentence for each that cannot be true."""
     places, refused = list(places), list[str]()
     key = FOLDERS[len(chunks.limits_of(device).weights) > 1]
-    known = recall(FILE).get(device.model, {}).get(key, {})
+    known = dict(recall(FILE).get(device.model, {}).get(key, {}))
     for place in places:
         say(f"{device.name}: reading and writing in {place}")
         record = measure_folder(place, device, seconds / len(places) / STEPS)

@@ -196,8 +196,13 @@ class Request:
         if elsewhere := current():
             elsewhere.check(self)
         device = self.device_memory_limit
+        a = replace(self.a, array=addresses.located(self.a.array))
+        same = self.b.array is self.a.array
         return replace(
             self,
+            a=a,
+            b=replace(self.b, array=a.array if same else addresses.located(self.b.array)),
+            c=addresses.located(self.c),
             finish=Lower() if self.triangle else self.finish,
             chunks=pair("chunks", self.chunks),
             shards=pair("shards", self.shards),

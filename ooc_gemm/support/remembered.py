@@ -4,6 +4,7 @@ import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,14 @@ def for_now() -> Iterator[None]:
 
 
 def _in_file(name: str) -> Table:
+    return _parsed(cache.read(name) or b"")
+
+
+@lru_cache(maxsize=4)
+def _parsed(data: bytes) -> Table:
+    """Return what a file holds. A run asks for it several times."""
     try:
-        found = json.loads(cache.read(name) or b"")
+        found = json.loads(data)
         return found if all(isinstance(entry, dict) for entry in found.values()) else {}
     except (ValueError, AttributeError):
         return {}

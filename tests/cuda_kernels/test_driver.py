@@ -177,7 +177,7 @@ def test_events(cuda):
 
 def test_events_are_used_again(cuda):
     points = driver.Events(timed=False)
-    first, second = points.record(1), points.record(1)
+    first, _second = points.record(1), points.record(1)
     was = first.ptr
     del first
     third = points.record(1)

@@ -58,6 +58,25 @@ def role(spec: Any, name: str) -> str:
     return describe(spec) if isinstance(spec, str | os.PathLike | zarr.Array | Opened) else name
 
 
+class Located(str):
+    """A path as the user has given it, and the folder that it means. A run resolves it once, and so takes the
+    same folder to its end."""
+
+    __slots__ = ("place",)
+    place: Path
+
+
+def located(spec: Any) -> Any:
+    """Return what names an array, together with its folder where it is the path of one. Raises InputError
+    for a text that cannot name a file."""
+    place = local_path(spec) if isinstance(spec, str | os.PathLike) else None
+    if place is None:
+        return spec
+    found = Located(os.fspath(spec))
+    found.place = place
+    return found
+
+
 def local_path(spec: Any) -> Path | None:
     """Return the folder of a local array or group, with symlinks resolved; None for anything else. Raises
     InputError for a text that cannot name a file."""
@@ -70,6 +89,8 @@ def local_path(spec: Any) -> Path | None:
             if isinstance(store, LocalStore)
             else None
         )
+    if isinstance(spec, Located):
+        return spec.place
     if not isinstance(spec, str | os.PathLike):
         return None
     text = os.fspath(spec)
