@@ -221,6 +221,30 @@ def test_strips_of_both_operands_stay_where_the_first_block_would_wait_for_all_o
         assert not make_plan(replace(problem, **change), budget, rates).k_panels.columns
 
 
+def test_a_third_pair_of_panels_is_filled_while_threads_send_pieces_on():
+    """They read nothing whose turn has not come, and with two pairs would stop at each."""
+    _, budget, rates = one_gpu()
+    tall = Matrix(131072, 16384, 1, 4096, 4096, transposed=True)
+    c = Matrix(16384, 16384, 4, 2048, 2048)
+    problem = Problem(
+        16384,
+        16384,
+        131072,
+        tall,
+        replace(tall, transposed=False),
+        c,
+        1,
+        4,
+        symmetric=True,
+        along_k=(True, True),
+    )
+    rates = replace(rates, flops=1.4e15, thin=1600)
+    plan = make_plan(problem, budget, rates)
+    assert plan.bm == 16384
+    assert plan.panel_buffers == 3
+    assert plan.device_bytes <= budget.device
+
+
 @pytest.mark.parametrize("columns", [1, 2, 3])
 @pytest.mark.parametrize("done", [(), (0,), (0, 3, 4, 5, 9), (1, 2, 6, 11)])
 def test_strips_are_where_blocks_need_them(columns, done):
