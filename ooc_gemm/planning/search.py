@@ -60,8 +60,8 @@ while the blocks of one are made, panels of the next come."""
 
 LARGE_BUFFERS = 3
 """Pairs of large panels on a device to which threads without the interpreter send pieces. These threads read
-nothing whose turn has not come. With two pairs, a turn is opened when all of the one before has been sent, and
-they stop at each (AᵀA of 131072 × 16384 int8 on an H200: .138 s instead of .127)."""
+nothing whose turn has not come. With two pairs, a turn is opened when all of the one before has been sent,
+and they stop at each (AᵀA of 131072 × 16384 int8 on an H200: .138 s instead of .127)."""
 
 SMALL_BYTES = 8 * SMALL_PANELS
 """Bytes that pairs of small panels may take where there are more of them than `MORE_BUFFERS`."""

@@ -622,6 +622,7 @@ def install(monkeypatch, capability="90", devices=1):
     monkeypatch.setattr(driver, "_sending", lambda: SENDING)
     driver._context.cache_clear()
     driver.events.cache_clear()
+    monkeypatch.setattr("ooc_gemm.devices.cuda.pinned._kept", {})
     sent.clear()
     brought.clear()
     queries.clear()

@@ -16,6 +16,10 @@ more."""
 _PORTABLE = 1
 """cudaHostRegisterPortable: memory is pinned for all devices."""
 
+_kept: dict[int, Bytes] = {}
+"""Buffers of the process, by their size. To pin one and to let it go takes half a millisecond each."""
+_keeping = Lock()
+
 
 class HostMemory:
     """Host memory that is pinned for all devices."""
@@ -29,6 +33,16 @@ class HostMemory:
     def host_buffers(self, count: int, nbytes: int) -> list[Bytes]:
         """Returns page-aligned memory, which `prepare` pins."""
         return page_aligned(count, nbytes)
+
+    def kept_buffer(self, nbytes: int) -> Bytes:
+        """Return a pinned buffer of so many bytes that all sessions of the process use, and no one reads."""
+        with _keeping:
+            if nbytes not in _kept:
+                (buffer,) = page_aligned(1, nbytes)
+                self._device.use()
+                self._pin(buffer, nbytes)
+                _kept[nbytes] = buffer
+            return _kept[nbytes]
 
     def prepare(self, buffer: Bytes, used: int | None = None) -> None:
         """Pins a buffer when it is first used. By then many threads at once have touched its pages, after
@@ -48,13 +62,17 @@ class HostMemory:
                 del self._pinned[id(buffer)]
                 runtime.hostUnregister(buffer.ctypes.data)
             used = min(buffer.nbytes, used + used // SPARE)
-            try:
-                runtime.hostRegister(buffer.ctypes.data, round_up(used, PAGESIZE), _PORTABLE)
-            except runtime.CUDARuntimeError as error:
-                if error.status != CUDA_FULL:
-                    raise
-                raise OutOfMemoryError(NO_MEMORY) from error
+            self._pin(buffer, used)
             self._pinned[id(buffer)] = buffer, used
+
+    def _pin(self, buffer: Bytes, nbytes: int) -> None:
+        runtime = self._device.runtime
+        try:
+            runtime.hostRegister(buffer.ctypes.data, round_up(nbytes, PAGESIZE), _PORTABLE)
+        except runtime.CUDARuntimeError as error:
+            if error.status != CUDA_FULL:
+                raise
+            raise OutOfMemoryError(NO_MEMORY) from error
 
     def prepared(self, buffer: Bytes) -> bool:
         """Whether the whole buffer is pinned."""

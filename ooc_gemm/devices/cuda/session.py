@@ -144,8 +144,7 @@ class CUDASession(HostMemory):
             )
         samples = None
         if plan.budget.step:
-            (host,) = self.host_buffers(1, plan.budget.step)
-            self.prepare(host)
+            host = self.kept_buffer(plan.budget.step)
             self._streams["samples"] = cupy.cuda.Stream(non_blocking=True, priority=FIRST)
             samples = Samples(self._timing, host, self._arrays["sample"], self._streams["samples"])
         self._leaving = Leaving(
