@@ -261,6 +261,7 @@ def judge(row: Run) -> list[str]:
         statistics.median(each.get("seconds", float("inf")) for each in row[which])
         for which in ("fresh", "unmeasured")
     )
+    ratios = [each["predicted"] / each["seconds"] for each in row["fresh"] if "seconds" in each]
     missed = {
         "wrong": not row["right"],
         "bytes": not row["bytes_as_predicted"],
@@ -269,6 +270,7 @@ def judge(row: Run) -> list[str]:
         f"fresh {cold:.2f} s": cold > row["seconds"] + row["after_warm"],
         f"unmeasured {unmeasured:.2f} s = {unmeasured / cold:.2f}": unmeasured > UNMEASURED * cold,
         "prediction": abs(row["predicted_seconds"] / row["seconds"] - 1) > 0.15,
+        "fresh prediction": not ratios or abs(statistics.median(ratios) - 1) > 0.15,
     }
     return [what for what, is_missed in missed.items() if is_missed]
 

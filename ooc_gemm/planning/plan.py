@@ -82,6 +82,8 @@ class Plan:
     predicted_seconds: float
     used_rates: Rates = field(repr=False)
     """The rates with which seconds are predicted."""
+    starting_seconds: float = 0.0
+    """How many of the predicted seconds a process that has not used its device takes to make it ready."""
     team: Shape = ALONE
     """Rows and columns of blocks that workers of a cluster make at the same time. They read each piece once,
     and hand it to each other."""
@@ -306,7 +308,8 @@ class Plan:
             bytes_downloaded=moved.downloaded,
             bytes_exchanged=moved.exchanged,
             stage_seconds={stage: seconds * share for stage, seconds in self.stage_seconds.items()},
-            predicted_seconds=self.predicted_seconds * share,
+            predicted_seconds=(self.predicted_seconds - self.starting_seconds) * share
+            + self.starting_seconds,
         )
         return left.with_cache(self.cache_slots) if self.cache_slots else left
 
@@ -450,6 +453,6 @@ _NUMBERS = (
     *("bm", "bn", "bk", "panel_buffers", "c_buffers", "readers", "writers", "slots", "slot_bytes"),
     *("cache_slots", "by_columns", "lower_bound_bytes"),
     *("bytes_read", "bytes_written", "bytes_uploaded", "bytes_downloaded", "bytes_exchanged"),
-    *("ledger", "device_ledger", "stage_seconds", "predicted_seconds", "advice"),
+    *("ledger", "device_ledger", "stage_seconds", "predicted_seconds", "starting_seconds", "advice"),
 )
 """Fields and properties of a plan that its JSON has under the same names."""

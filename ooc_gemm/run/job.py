@@ -24,7 +24,7 @@ from ..support.errors import (
 from ..support.meter import UNWRITTEN, Meter, event, logs
 from ..support.recording import recorded
 from ..support.trace import EXCHANGE, Trace
-from . import rates_learned
+from . import cold_start, rates_learned
 from .destination import after_reading, beginning, continued
 from .elsewhere import only_here
 from .executor import Executor, Local
@@ -123,6 +123,7 @@ def _say_done(job: Job, result: Result) -> None:
 def _learn(job: Job, observer: Observer, watch: Trace, seconds: float) -> None:
     """Remember rates that the run, of so many seconds, has shown."""
     if isinstance(job.executor, Local) and job.works:
+        cold_start.learn(job.executor.device, job.plan, seconds)
         operands = [opened for name, opened in job.sources.items() if name != "c"]
         device, arithmetic, plan = job.executor.device, job.operation.arithmetic, job.plan
         for said in (

@@ -28,6 +28,7 @@ from ..storage.write import checks, marks, provenance
 from ..storage.write.journal import Journal
 from ..storage.write.layout import Output
 from ..support.errors import BudgetError, InputError, Refusals
+from . import cold_start
 from .arithmetic import Chosen, choose_arithmetic, choose_dtype
 from .budget import check_client, known_rates, make_budget, with_measured
 from .elsewhere import current
@@ -127,6 +128,8 @@ def prepare(
         plan = plan.without(_above(plan))
     options = _options(settled, inputs, dtype)
     head, left = _provenance(settled, inputs, plan, log, options)
+    if isinstance(executor, Local):
+        left = cold_start.counted(left, executor.device)
     return Job(
         request=settled,
         log=log,

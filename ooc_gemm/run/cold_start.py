@@ -1,0 +1,54 @@
+"""What the first product of a process on a GPU takes longer than later ones, because its context is made, and
+libraries and kernels are loaded. Whether the command line or a call begins that makes no difference here."""
+
+import math
+from dataclasses import replace
+
+from ..engine.ports import Device
+from ..planning.plan import Plan
+from ..support.remembered import recall, remember
+from .rates import FILE
+
+FIELD = "cold_seconds"
+USUAL_SECONDS = 0.25
+"""Seconds where none are remembered of a device (an H200, 14 products of the command line: .15 to .33)."""
+MOST_CHANGED = 2.0
+"""Most times by which one run shows other seconds. It may have waited for a kernel that was compiled."""
+SHORT = 4.0
+"""How many times as long as these seconds the rest of a run may be that shows them. A longer run shows the
+error of its own prediction."""
+CHANGED = 1.05
+"""Times by which they must change to be remembered."""
+
+_ready = set[str]()
+"""Names of the devices on which this process has made a product."""
+
+
+def counted(plan: Plan, device: Device) -> Plan:
+    """Return the plan with the seconds in which the device is made ready, if this process has not used it."""
+    if plan.budget.device is None or device.name in _ready:
+        return plan
+    seconds = _remembered(device)
+    return replace(plan, predicted_seconds=plan.predicted_seconds + seconds, starting_seconds=seconds)
+
+
+def learn(device: Device, plan: Plan, seconds: float) -> None:
+    """Remember the geometric mean of the seconds that were expected, and of those that the first run of a
+    process on a device, which took so many `seconds`, has shown."""
+    _ready.add(device.name)
+    before = plan.starting_seconds
+    warm = plan.predicted_seconds - before
+    if not before or warm > SHORT * before:
+        return
+    shown = min(MOST_CHANGED * before, max(before / MOST_CHANGED, seconds - warm))
+    now = math.sqrt(before * shown)
+    if max(now / before, before / now) >= CHANGED:
+        remember(FILE, device.model, {FIELD: now})
+
+
+def _remembered(device: Device) -> float:
+    """Return the seconds that are remembered of a device, or the usual ones."""
+    found = recall(FILE).get(device.model, {}).get(FIELD)
+    if isinstance(found, int | float) and 0 < found < math.inf:
+        return float(found)
+    return USUAL_SECONDS
