@@ -11,6 +11,7 @@ from ..planning.stream_plan import StreamPlan
 from ..run.observer import Observer
 from ..run.scalars import whole
 from ..run.stream import Array
+from ..storage.read import addresses
 from ..storage.write.reopen import open_result
 from ..support.recording import recorded
 from .decomposition import Decomposition
@@ -128,6 +129,7 @@ def pca(
     begin = time.perf_counter()
     limits, seed = (memory_limit, device_memory_limit), whole("seed", seed, 0)
     run = Decomposition(x, components, iterations, limits, device, centred=True)
+    scores = addresses.located(scores)
     run.check(scores, "scores", force, notice)
     left, values, right = run.carry_out(seed, scores, force, progress, scaled=False)
     with np.errstate(over="ignore", under="ignore"):
@@ -204,6 +206,7 @@ def svd(
     begin = time.perf_counter()
     limits, seed = (memory_limit, device_memory_limit), whole("seed", seed, 0)
     run = Decomposition(x, components, iterations, limits, device, centred=False)
+    u = addresses.located(u)
     run.check(u, "u", force, notice)
     left, values, right = run.carry_out(seed, u, force, progress, scaled=True)
     found = left if u is None else open_result(u)

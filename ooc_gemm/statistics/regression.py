@@ -108,7 +108,7 @@ def lstsq(
     StoreError
         A chunk could not be read or written.
     """
-    begin = time.perf_counter()
+    begin, out = time.perf_counter(), addresses.located(out)
     refuse_event_loop()
     elsewhere = current()
     pool = (

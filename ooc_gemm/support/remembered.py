@@ -22,7 +22,8 @@ _for_now = False
 
 def recall(name: str) -> Table:
     """Return what the file `name` holds, together with what this process could not write there. A file that
-    is missing, damaged or not trusted (cache.py) counts as empty."""
+    is missing, damaged or not trusted (cache.py) counts as empty. Values are shared with other callers, who
+    must not change them."""
     file = cache.folder() / name
     return _merged(_in_file(name), _unwritten.get(file, {}))
 

@@ -18,7 +18,7 @@ _PORTABLE = 1
 
 _kept: dict[int, Bytes] = {}
 """Buffers of the process, by their size. To pin one and to let it go takes half a millisecond each."""
-_keeping = Lock()
+_pinning_kept = Lock()
 
 
 class HostMemory:
@@ -36,7 +36,7 @@ class HostMemory:
 
     def kept_buffer(self, nbytes: int) -> Bytes:
         """Return a pinned buffer of so many bytes that all sessions of the process use, and no one reads."""
-        with _keeping:
+        with _pinning_kept:
             if nbytes not in _kept:
                 (buffer,) = page_aligned(1, nbytes)
                 self._device.use()
