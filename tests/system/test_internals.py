@@ -5,7 +5,9 @@ import ast
 import asyncio
 import threading
 
+import numpy as np
 import pytest
+import zarr
 from sources import trees
 
 from ooc_gemm.storage.io import zarr_internals
@@ -43,6 +45,27 @@ def test_internal_names_are_used_in_one_place(library):
                 internal = module not in DOCUMENTED[library] or any(name.startswith("_") for name in names)
                 assert not internal or file.name in INTERNAL[library], (file.name, module, names)
     assert seen
+
+
+def test_one_array_uses_fast_codecs_and_no_other_does(tmp_path, monkeypatch):
+    """Others may be opened meanwhile, by other threads."""
+    zarrs = pytest.importorskip("zarrs")
+    values = np.arange(12.0).reshape(3, 4)
+    array, settings = zarr.create_array(tmp_path / "a", data=values, chunks=(2, 2)), []
+    make = zarrs.ZarrsCodecPipeline.from_array_metadata_and_store
+
+    def meanwhile(*args, **options):
+        settings.append(zarr.config.get("codec_pipeline.path"))
+        return make(*args, **options)
+
+    monkeypatch.setattr(zarrs.ZarrsCodecPipeline, "from_array_metadata_and_store", meanwhile)
+    zarr_internals.use_fast_codecs(array)
+    assert settings == [zarr.config.get("codec_pipeline.path")]
+    assert "zarrs" not in settings[0]
+    assert isinstance(array.async_array.codec_pipeline, zarrs.ZarrsCodecPipeline)
+    assert np.array_equal(array[:], values)
+    other = zarr.open_array(tmp_path / "a")
+    assert not isinstance(other.async_array.codec_pipeline, zarrs.ZarrsCodecPipeline)
 
 
 def test_zarr_runs_an_event_loop_in_another_thread():

@@ -3,7 +3,9 @@ tests/system/test_internals.py fails when one of them changes."""
 
 import asyncio
 import zipfile
+from typing import Any
 
+import zarr
 from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import _get_loop, iothread, loop, sync
@@ -11,7 +13,15 @@ from zarr.storage import WrapperStore, ZipStore
 
 from ...support.errors import NO_MEMORY, InputError, OutOfMemoryError, no_memory
 
-__all__ = ["archive_of", "default_buffer_prototype", "event_loop", "refuse_event_loop", "sync", "unwrapped"]
+__all__ = [
+    "archive_of",
+    "default_buffer_prototype",
+    "event_loop",
+    "refuse_event_loop",
+    "sync",
+    "unwrapped",
+    "use_fast_codecs",
+]
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
@@ -41,6 +51,22 @@ def unwrapped(store: Store) -> Store:
     while isinstance(store, WrapperStore):
         store = store._store
     return store
+
+
+def use_fast_codecs(array: zarr.Array[Any]) -> None:
+    """Let one array use the `zarrs` codec pipeline, if it is installed. It does not limit what decompressors
+    make. zarr's setting for that is one of the whole process: arrays that other threads open meanwhile would
+    use it, too."""
+    try:
+        from zarrs import ZarrsCodecPipeline
+    except ImportError:
+        return
+    inner = array.async_array
+    try:
+        made = ZarrsCodecPipeline.from_array_metadata_and_store(inner.metadata, inner.store_path.store)
+    except NotImplementedError:  # of this store
+        return
+    object.__setattr__(inner, "codec_pipeline", made)  # it is frozen
 
 
 def refuse_event_loop() -> None:

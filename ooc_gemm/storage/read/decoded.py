@@ -1,9 +1,7 @@
 """Chunks that zarr decodes, with codecs that stay within bounds."""
 
-import contextlib
 import os
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +20,7 @@ from ..format.bounded import HELD_BY_ZARR, bounded, work_of_zarr
 from ..io import files
 from ..io.answers import Answers
 from ..io.folder import Folder
+from ..io.zarr_internals import use_fast_codecs
 from .metadata import array_at
 from .source import Source
 
@@ -143,20 +142,8 @@ def decoded_source(name: str, array: zarr.Array[Any], s: Matrix, folder: Folder 
     described, most = bounded(metadata)
     counter = _CountingStore(at.store, most) if folder is None else None
     fast = described is metadata and array.dtype.isnative and array.dtype.kind != "c"
-    with _fast_codecs() if fast else contextlib.nullcontext():
-        # What zarr returns lies in C order: the codec pipelines are for that.
-        array = array_at(described, StorePath(counter, at.path) if counter else at, {"order": "C"})
+    # What zarr returns lies in C order: the codec pipelines are for that.
+    array = array_at(described, StorePath(counter, at.path) if counter else at, {"order": "C"})
+    if fast:
+        use_fast_codecs(array)
     return DecodedSource(name, array, s, counter, folder, most)
-
-
-@contextlib.contextmanager
-def _fast_codecs() -> Iterator[None]:
-    """Let arrays that are opened inside use the `zarrs` codec pipeline, if it is installed. It does not limit
-    what decompressors make."""
-    try:
-        import zarrs  # noqa: F401
-    except ImportError:
-        yield
-        return
-    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
-        yield
