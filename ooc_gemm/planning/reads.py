@@ -12,12 +12,13 @@ class Pass(NamedTuple):
     """What reading a stored matrix once takes, cut as a candidate cuts it. The numbers are estimates."""
 
     nbytes: float
-    """Bytes moved from the store."""
+    """So many bytes come from the store. Those of chunks that are read whole count each time."""
     decoded: float
     """Decoded size in bytes of the chunks that the readers decode."""
     pieces: float
+    """So many pieces go through slots."""
     calls: float
-    """Number of read calls."""
+    """So many calls read them: one for each row where a part of each row of a chunk is read."""
 
     def seconds(self, rates: Rates, rate: float, call: float) -> float:
         """Return the seconds of one pass at `rate` bytes per second and `1/call` calls per second."""

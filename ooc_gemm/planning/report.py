@@ -107,14 +107,10 @@ def time_rows(found: Numbers) -> list[Row]:
     """Return rows with the predicted time, the rates behind it, and chunks that would save time."""
     seconds: dict[str, float] = found["stage_seconds"]
     slowest = max(seconds, key=lambda stage: seconds[stage], default="")
-    said, starting = f"{found['predicted_seconds']:.2f} s", found.get("starting_seconds", 0.0)
-    if starting:
-        said += (
-            f", {starting:.2f} s of it to make the device ready for this process, most of the rest {slowest}"
-        )
-    else:
-        said += f", most of it {slowest}"
-    rows = [("predicted", said)]
+    most = f"most of it {slowest}"
+    if starting := found.get("starting_seconds", 0.0):
+        most = f"{starting:.2f} s of it to make the device ready for this process, most of the rest {slowest}"
+    rows = [("predicted", f"{found['predicted_seconds']:.2f} s, {most}")]
     rows += [("rates", found["rates"])] if found["rates"] else []
     rows += [("layout", found["advice"])] if found.get("advice") else []
     return rows

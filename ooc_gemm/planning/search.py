@@ -252,10 +252,13 @@ class _Search:
         """Return the candidate with more pairs of panels, on a device with memory of its own, if they fit:
         of small ones, or where threads send pieces on."""
         pair = (x.bm + x.bn) * x.panels.deepest * self.problem.panel_itemsize
-        if self.budget.device is None or (pair > SMALL_PANELS and not self.budget.step):
+        if self.budget.device is None:
             return x
-        small = min(MOST_BUFFERS, SMALL_BYTES // max(1, pair)), MORE_BUFFERS
-        for count in small if pair <= SMALL_PANELS else (LARGE_BUFFERS,):
+        if pair <= SMALL_PANELS:
+            counts = [min(MOST_BUFFERS, SMALL_BYTES // max(1, pair)), MORE_BUFFERS]
+        else:
+            counts = [LARGE_BUFFERS] if self.budget.step else []
+        for count in counts:
             more = x._replace(panels=replace(x.panels, buffers=min(count, max(BUFFERS, len(x.panels)))))
             if self._fits(more):
                 return more
@@ -304,7 +307,8 @@ class _Search:
             return
         for depth, growth in product(self._depths_of_grown(bk), GROWTHS):
             deeper = replace(x.panels, deepest=depth, growth=growth)
-            each = (x._replace(panels=replace(deeper, buffers=n)) for n in (deeper.buffers, BUFFERS))
+            counts = dict.fromkeys((deeper.buffers, BUFFERS))
+            each = (x._replace(panels=replace(deeper, buffers=count)) for count in counts)
             if found := next(filter(self._fits, each), None):
                 yield found
 

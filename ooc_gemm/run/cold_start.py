@@ -8,6 +8,7 @@ from ..engine.ports import Device
 from ..planning.plan import Plan
 from ..support.remembered import recall, remember
 from .rates import FILE
+from .rates_learned import BETTER, change, mean
 
 FIELD = "cold_seconds"
 USUAL_SECONDS = 0.25
@@ -17,8 +18,6 @@ MOST_CHANGED = 2.0
 SHORT = 4.0
 """How many times as long as these seconds the rest of a run may be that shows them. A longer run shows the
 error of its own prediction."""
-CHANGED = 1.05
-"""Times by which they must change to be remembered."""
 
 _ready = set[str]()
 """Names of the devices on which this process has made a product."""
@@ -40,9 +39,8 @@ def learn(device: Device, plan: Plan, seconds: float) -> None:
     warm = plan.predicted_seconds - before
     if not before or warm > SHORT * before:
         return
-    shown = min(MOST_CHANGED * before, max(before / MOST_CHANGED, seconds - warm))
-    now = math.sqrt(before * shown)
-    if max(now / before, before / now) >= CHANGED:
+    now = mean(before, seconds - warm, MOST_CHANGED)
+    if change(before, now) >= BETTER:
         remember(FILE, device.model, {FIELD: now})
 
 

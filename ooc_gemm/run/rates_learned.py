@@ -120,8 +120,8 @@ def learn_blas(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace,
     alone = max(multiplied / 2, min(multiplied, seconds - (plan.predicted_seconds - predicted)))
     flops, changed = used.flops * predicted / alone, math.inf
     if before:
-        flops = math.sqrt(before["flops"] * flops)
-        changed = _change(before["flops"], flops)
+        flops = mean(before["flops"], flops)
+        changed = change(before["flops"], flops)
     if changed < BETTER or flops > device.most_flops(*key.split()[:2]):
         return ""
     rate = {"flops": flops, "thin": before.get("thin", used.thin), "brief": True}
@@ -171,8 +171,8 @@ def learn_unpacking(device: Device, inputs: Iterable[Opened], plan: Plan, watch:
         return ""
     (codec,), s = codecs, p.encoded[0]
     shown = s.chunk_bytes / parts_of(s) / max(1e-9, watch.least[UNPACKING])
-    rate = math.sqrt(usual * min(MOST_CHANGED * usual, max(usual / MOST_CHANGED, shown)))
-    if _change(usual, rate) < BETTER:
+    rate = mean(usual, shown, MOST_CHANGED)
+    if change(usual, rate) < BETTER:
         return ""
     known = recall(FILE).get(device.model, {})
     _remember(device, known, {UNPACK_RATES: unpacking(known) | {codec: rate}})
@@ -185,8 +185,14 @@ def _remember(device: Device, known: dict[str, Any], found: dict[str, Any]) -> N
     remember(FILE, device.model, found if known.get("date") else found | {"date": today(), "brief": True})
 
 
-def _change(before: float, now: float) -> float:
-    """Return how many times as large or as small as before a rate is."""
+def mean(before: float, shown: float, most: float = math.inf) -> float:
+    """Return the geometric mean of what was expected and of what a run has shown, which counts as no more
+    than `most` times as large or as small."""
+    return math.sqrt(before * min(most * before, max(before / most, shown)))
+
+
+def change(before: float, now: float) -> float:
+    """Return how many times as large or as small as before something is."""
     return max(before / now, now / before)
 
 

@@ -66,6 +66,10 @@ def test_one_array_uses_fast_codecs_and_no_other_does(tmp_path, monkeypatch):
     assert np.array_equal(array[:], values)
     other = zarr.open_array(tmp_path / "a")
     assert not isinstance(other.async_array.codec_pipeline, zarrs.ZarrsCodecPipeline)
+    held = zarr.create_array({}, data=values, chunks=(2, 2))  # in a store that zarrs does not read
+    zarr_internals.use_fast_codecs(held)
+    assert not isinstance(held.async_array.codec_pipeline, zarrs.ZarrsCodecPipeline)
+    assert np.array_equal(held[:], values)
 
 
 def test_zarr_runs_an_event_loop_in_another_thread():

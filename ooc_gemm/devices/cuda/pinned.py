@@ -35,7 +35,8 @@ class HostMemory:
         return page_aligned(count, nbytes)
 
     def kept_buffer(self, nbytes: int) -> Bytes:
-        """Return a pinned buffer of so many bytes that all sessions of the process use, and no one reads."""
+        """Return a pinned buffer of so many bytes, which all sessions of the process use. Nobody needs what
+        it holds."""
         with _pinning_kept:
             if nbytes not in _kept:
                 (buffer,) = page_aligned(1, nbytes)

@@ -54,9 +54,9 @@ def unwrapped(store: Store) -> Store:
 
 
 def use_fast_codecs(array: zarr.Array[Any]) -> None:
-    """Let one array use the `zarrs` codec pipeline, if it is installed. It does not limit what decompressors
-    make. zarr's setting for that is one of the whole process: arrays that other threads open meanwhile would
-    use it, too."""
+    """Let one array use the `zarrs` codec pipeline, if it is installed and reads stores of the array's kind.
+    It does not limit what decompressors make. zarr's setting for that is one of the whole process: arrays
+    that other threads open meanwhile would use it, too."""
     try:
         from zarrs import ZarrsCodecPipeline
     except ImportError:
@@ -64,7 +64,7 @@ def use_fast_codecs(array: zarr.Array[Any]) -> None:
     inner = array.async_array
     try:
         made = ZarrsCodecPipeline.from_array_metadata_and_store(inner.metadata, inner.store_path.store)
-    except NotImplementedError:  # of this store
+    except NotImplementedError:  # of a store that counts what is read, for one: zarr's own pipeline stays
         return
     object.__setattr__(inner, "codec_pipeline", made)  # it is frozen
 
