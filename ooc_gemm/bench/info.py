@@ -21,6 +21,7 @@ from ..engine.execute import execute
 from ..engine.ports import Array, Device
 from ..planning.problem import Matrix, MiB
 from ..planning.schedule import Part, Piece
+from ..run import cold_start
 from ..run.prepare import prepare
 from ..run.rates import FILE, FOLDERS, file_system, fresh_rate, kernel_key, possible, sound, today
 from ..run.request import Operand, Precision, Request
@@ -156,6 +157,7 @@ def measure_places(
         refused += _without_unsound(record, str(place))
         known[file_system(place)] = record
     remember(FILE, device.model, {key: known})
+    cold_start.note_used(device)
     return refused
 
 

@@ -85,8 +85,9 @@ class Cluster:
         target: Callable[[], Any],
         progress: Callable[[float], object],
         when_read: Callable[[], object] = lambda: None,
+        begun: Callable[[], bool] = lambda: True,
     ) -> list[Block]:
-        """Runs the plan on the workers, which read until the end."""
+        """Runs the plan on the workers, which read until the end, in a C that is begun before."""
         assert self._started, "it is started"
         plan, operation, trace = self._started
         stored: Any = target()

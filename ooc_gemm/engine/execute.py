@@ -128,6 +128,28 @@ class _Pairs:
         return ("a", a), ("b", b)
 
 
+@dataclass
+class _Stored:
+    """The stored C, which may be begun while the first panels are read and multiplied."""
+
+    begun: Callable[[], bool]
+    target: Callable[[], Target]
+    make_ready: Callable[[Target], None]
+    found: Target | None = None
+
+    def look(self) -> None:
+        """Prepare the writers if C is begun. Does not wait."""
+        if self.found is None and self.begun():
+            self.get()
+
+    def get(self) -> Target:
+        """Return the stored C. Waits until it is begun, and raises what prevents that."""
+        if self.found is None:
+            self.found = self.target()
+            self.make_ready(self.found)
+        return self.found
+
+
 @quick_turns
 def execute(
     plan: Plan,
@@ -138,10 +160,12 @@ def execute(
     progress: Callable[[float], object] = lambda fraction: None,
     verify: bool = False,
     when_read: Callable[[], object] = lambda: None,
+    begun: Callable[[], bool] = lambda: True,
 ) -> list[Block]:
     """Run `plan` in a session that was opened for it.
 
-    `target` returns the stored C. It is called when readers have begun, so C may be begun meanwhile.
+    `target` returns the stored C, and waits until it is begun. `begun` is called when readers have begun, and
+    between multiplications: it starts to begin C if nothing has, and returns whether `target` need not wait.
     `progress` is called on this thread with the share of all operations that has been handed to the device.
     When it returns `ENOUGH`, the block under way is the last: it is finished and written, and StoppedError is
     raised unless all others are, too.
@@ -158,7 +182,8 @@ def execute(
     pairs = _Pairs(plan, session, ring)
     steps, step, enough = plan.block_count * max(1, plan.panel_count), 0, False
     multiplied, flops = 0, max(1, plan.flops)
-    stored: Target | None = None
+    ready = partial(make_ready, writers, session, plan, slots=write_slots)
+    stored = _Stored(begun, target, ready)
     lanes: Lanes | None = None
     try:
         if plan.k_panels.lanes:
@@ -176,8 +201,7 @@ def execute(
                 ring.open((c, c))
                 wait_for_all(ring, session)
             if lanes:
-                stored = target()
-                make_ready(writers, session, plan, stored, write_slots)
+                stored.get()
                 lanes.wait(progress)
                 step = steps
             for number, panel in enumerate(() if lanes else plan.panels(), 1):
@@ -186,7 +210,7 @@ def execute(
                 stop = step + 1 + plan.panel_count - number if plan.problem.reads_c else steps
                 if not plan.found:  # else the next use of a piece could free it before the first
                     pairs.open_early(step, stop)
-                stored = stored or target()
+                begun()
                 wait_for_all(ring, session)
                 pair = plan.pair(step)
                 uploaded = session.record(UPLOAD, pair[1])
@@ -198,15 +222,12 @@ def execute(
                 session.wait(COMPUTE, uploaded)
                 session.multiply(block, panel, pair, c, first=panel[0] == 0)
                 pairs.multiplied(step)
-                if step == 0:
-                    make_ready(writers, session, plan, stored, write_slots)
+                stored.look()
                 step += 1
                 multiplied += block.flops(panel[1] - panel[0])
                 enough = progress(multiplied / flops) is ENOUGH or enough
-            stored = stored or target()
+            sink = stored.get()
             if plan.panel_count == 0:
-                if block.index == 0:
-                    make_ready(writers, session, plan, stored, write_slots)
                 blocks[c].free()
                 session.wait(COMPUTE, session.record(UPLOAD))
                 session.scale(block, c)
@@ -216,9 +237,9 @@ def execute(
             session.finish(block, c)
             blocks[c].checked = (block, check) if check else None
             parts = blocks[c].parts = InTurn(plan.parts(block))
-            threads, each = dealt(plan.writers, stored.background)
+            threads, each = dealt(plan.writers, sink.background)
             for _ in range(threads):
-                job = writers.submit(write, session, stored, block, parts, c, check, write_slots, trace, each)
+                job = writers.submit(write, session, sink, block, parts, c, check, write_slots, trace, each)
                 blocks[c].writes.append(job)
             if enough and step < steps:
                 for other in blocks:
@@ -238,8 +259,8 @@ def execute(
         for other in blocks:
             other.parts.end()
         session.cancel()
-        if stored:
-            stored.cancel()
+        if stored.found:
+            stored.found.cancel()
         for source in sources.values():
             source.cancel()
         raise

@@ -385,7 +385,7 @@ class Problem:
         """Whether A and B are stored with k along their rows."""
         return not self.a.transposed, self.b.transposed
 
-    @property
+    @cached_property
     def panels_along_k(self) -> tuple[bool, bool]:
         """`along_k`, with the order in which an operand is stored where no order is required."""
         a, b = (

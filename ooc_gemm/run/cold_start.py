@@ -20,7 +20,12 @@ SHORT = 4.0
 error of its own prediction."""
 
 _ready = set[str]()
-"""Names of the devices on which this process has made a product."""
+"""Names of the devices that this process has used."""
+
+
+def note_used(device: Device) -> None:
+    """Note that this process uses a device, so that a later product is none that makes it ready."""
+    _ready.add(device.name)
 
 
 def counted(plan: Plan, device: Device) -> Plan:
@@ -34,7 +39,6 @@ def counted(plan: Plan, device: Device) -> Plan:
 def learn(device: Device, plan: Plan, seconds: float) -> None:
     """Remember the geometric mean of the seconds that were expected, and of those that the first run of a
     process on a device, which took so many `seconds`, has shown."""
-    _ready.add(device.name)
     before = plan.starting_seconds
     warm = plan.predicted_seconds - before
     if not before or warm > SHORT * before:

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -73,23 +73,35 @@ def destination(job: Job, observer: Observer, notice: Notice | None) -> Iterator
     _write_coordinates(job, observer)
 
 
+class Beginning(NamedTuple):
+    """A C that may be begun on another thread."""
+
+    begun: Callable[[], bool]
+    """Starts to begin C if nothing has, and returns whether `found` need not wait."""
+    found: Callable[[], tuple[Any, Any]]
+    """Returns what `destination` yields, and waits until C is begun. Raises what prevents that."""
+
+
 @contextmanager
-def beginning(job: Job, observer: Observer) -> Iterator[Callable[[], tuple[Any, Any]]]:
-    """Yield a function that returns what `destination` yields. A new C in a local folder is begun by the
-    first call: the engine makes it when readers read the first panels. The function raises what prevents it.
-    It waits for a thread of its own, so Ctrl-C leaves no C that is begun in part. A store that is far away
-    may not answer, for which nobody could stop waiting then."""
+def beginning(job: Job, observer: Observer) -> Iterator[Beginning]:
+    """Yield the C of a job. A new one in a local folder is begun by the first call: the engine makes it when
+    readers read the first panels. That happens on a thread of its own, so Ctrl-C leaves no C that is begun in
+    part. A store that is far away may not answer, for which nobody could stop waiting then."""
     is_near = addresses.local_path(job.request.c) is not None
     if not (is_near and job.works and _is_new(job)):
-        with destination(job, observer, observer.notice) as found:
-            yield lambda: found
+        with destination(job, observer, observer.notice) as there:
+            yield Beginning(lambda: True, lambda: there)
         return
     notice, said, coming = observer.notice, list[str](), list[Future[tuple[Any, Any]]]()
     whole = destination(job, observer, said.append if notice else None)
 
-    def begun() -> tuple[Any, Any]:
+    def begun() -> bool:
         if not coming:
             coming.append(in_thread("beginning", whole.__enter__))
+        return coming[0].done()
+
+    def found() -> tuple[Any, Any]:
+        begun()
         try:
             return coming[0].result()
         finally:  # the user's function is called on the user's thread, also of a C that cannot be begun
@@ -97,8 +109,8 @@ def beginning(job: Job, observer: Observer) -> Iterator[Callable[[], tuple[Any, 
                 notice(said.pop(0))
 
     try:
-        yield begun
-        begun()
+        yield Beginning(begun, found)
+        found()
     except BaseException as error:
         never = not coming or coming[0].exception()
         if never or not whole.__exit__(type(error), error, error.__traceback__):

@@ -15,6 +15,7 @@ from ..support.memory import memory_limit_of, peak_resident_bytes
 from ..support.recording import note_plan
 from ..support.shared import in_thread
 from ..support.trace import Trace
+from . import cold_start
 
 
 class Executor(Protocol):
@@ -33,12 +34,14 @@ class Executor(Protocol):
         target: Callable[[], Target],
         progress: Callable[[float], object],
         when_read: Callable[[], object] = lambda: None,
+        begun: Callable[[], bool] = lambda: True,
     ) -> list[Block]:
         """Run the plan that was started. Returns the blocks that failed their check and are not written.
 
         sources: the opened operands, by name. target: returns the stored C once it is begun; it is called
-        once. progress: called with the fraction that is done. A device of this process ends the run where it
-        returns `ENOUGH`. when_read: called on any thread when all operands have been read.
+        once. begun: starts to begin C, and returns whether `target` need not wait. progress: called with the
+        fraction that is done. A device of this process ends the run where it returns `ENOUGH`. when_read:
+        called on any thread when all operands have been read.
         """
 
     def close(self) -> None:
@@ -85,6 +88,7 @@ class Local:
     def start(self, plan: Plan, operation: Operation, trace: Trace) -> None:
         """Opens a session of the device."""
         note_plan(plan, self.hardware.model)
+        cold_start.note_used(self.device)
         self._running = self.device.open(plan, operation, trace), plan, operation, trace
 
     def execute(
@@ -93,12 +97,13 @@ class Local:
         target: Callable[[], Target],
         progress: Callable[[float], object],
         when_read: Callable[[], object] = lambda: None,
+        begun: Callable[[], bool] = lambda: True,
     ) -> list[Block]:
         """Runs the plan with the engine's threads. A device takes some milliseconds to free memory of its
         own: that begins at the end, and `close` waits for it."""
         assert self._running, "it is started"
         session, plan, operation, trace = self._running
-        wrong = execute(plan, session, sources, target, trace, progress, operation.verify, when_read)
+        wrong = execute(plan, session, sources, target, trace, progress, operation.verify, when_read, begun)
         if plan.budget.device is not None:
             self._closed = in_thread("closing", session.close)
         return wrong

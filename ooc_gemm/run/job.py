@@ -160,29 +160,29 @@ def _carry_out(job: Job, observer: Observer, watch: Trace) -> _Made:
     with (
         meter,
         rechunked(wanted, job.sources, job.request.c) as (sources, copies),
-        beginning(job, observer) as begun,
+        beginning(job, observer) as c,
     ):
         readers = {name: opened.source for name, opened in sources.items()}
 
         def stored() -> Any:
-            (target, _), c = begun(), plan.problem.c
+            (target, _), matrix = c.found(), plan.problem.c
             if not job.request.finish:
                 return target
-            return FinishedTarget(target, job.request.finish, (c.chunk_rows, c.chunk_cols))
+            return FinishedTarget(target, job.request.finish, (matrix.chunk_rows, matrix.chunk_cols))
 
         def when_read() -> None:
-            after_reading(job, begun()[0])
+            after_reading(job, c.found()[0])
 
         if not job.works:
             when_read()
-        elif wrong := job.executor.execute(readers, stored, progress, when_read):
+        elif wrong := job.executor.execute(readers, stored, progress, when_read, c.begun):
             observer.note(f"the check of {_spelled(_places(wrong))} of C failed; computed once more")
             _start_again(job, wrong, watch)
-            if wrong := job.executor.execute(readers, stored, progress, when_read):
+            if wrong := job.executor.execute(readers, stored, progress, when_read, c.begun):
                 raise _wrong_again(job, wrong)
     if job.works:
         observer.all_done(plan, watch)
-    target, array = begun()
+    target, array = c.found()
     if job.request.c is not None:  # it is opened while a device frees its memory
         array = reopen.open_result(job.request.c)
     return _Made(copies, array, target.overflowed if target else 0)

@@ -159,8 +159,10 @@ def learn_decoding(device: Device, inputs: Iterable[Opened], plan: Plan, watch: 
 
 
 def learn_unpacking(device: Device, inputs: Iterable[Opened], plan: Plan, watch: Trace) -> str:
-    """Remember the geometric mean of the rate at which the device was expected to decode a part of a chunk,
-    and of the one that its fastest launch has shown. What multiplies meanwhile slows others down.
+    """Remember the rate at which the fastest launch has shown that the device decodes a part of a chunk, or
+    the geometric mean of that and of the one that is remembered. What multiplies meanwhile slows others down.
+    Each rate that changes costs the next product a new search for its plan (40 ms), so what is remembered
+    first is all that was shown.
 
     `inputs`: the operands, of which all must be made by one compressor. Returns a sentence about what is
     remembered; "" where nothing is.
@@ -171,10 +173,11 @@ def learn_unpacking(device: Device, inputs: Iterable[Opened], plan: Plan, watch:
         return ""
     (codec,), s = codecs, p.encoded[0]
     shown = s.chunk_bytes / parts_of(s) / max(1e-9, watch.least[UNPACKING])
-    rate = mean(usual, shown, MOST_CHANGED)
+    known = recall(FILE).get(device.model, {})
+    found = mean if codec in unpacking(known) else clamped
+    rate = found(usual, shown, MOST_CHANGED)
     if change(usual, rate) < BETTER:
         return ""
-    known = recall(FILE).get(device.model, {})
     _remember(device, known, {UNPACK_RATES: unpacking(known) | {codec: rate}})
     said = f"the device decodes a part of a chunk of {codec} at {rate / 1e9:.3g} GB/s"
     return f"a rate of this run is remembered: {said}"
@@ -188,7 +191,12 @@ def _remember(device: Device, known: dict[str, Any], found: dict[str, Any]) -> N
 def mean(before: float, shown: float, most: float = math.inf) -> float:
     """Return the geometric mean of what was expected and of what a run has shown, which counts as no more
     than `most` times as large or as small."""
-    return math.sqrt(before * min(most * before, max(before / most, shown)))
+    return math.sqrt(before * clamped(before, shown, most))
+
+
+def clamped(before: float, shown: float, most: float) -> float:
+    """Return what a run has shown, but no more than `most` times as large or as small as before."""
+    return min(most * before, max(before / most, shown))
 
 
 def change(before: float, now: float) -> float:

@@ -9,6 +9,7 @@ import pytest
 from conftest import make
 
 import ooc_gemm
+from ooc_gemm.bench import info
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.run import cold_start
 from ooc_gemm.run.rates import FILE
@@ -40,6 +41,11 @@ def test_only_the_first_product_of_a_process_makes_its_device_ready(product):
     told, later = (" ".join(str(plan).split()) for plan in (first, second))
     assert f"{first.starting_seconds:.2f} s of it to make the device ready for this process" in told
     assert "ready" not in later
+
+
+def test_a_process_that_has_measured_its_device_has_made_it_ready(product, tmp_path):
+    info.measure_places(CUDA(), [tmp_path], seconds=0.1)
+    assert product().starting_seconds == 0
 
 
 def test_what_it_takes_is_learned(product, monkeypatch):

@@ -13,6 +13,7 @@ import zarr
 from conftest import make
 
 import ooc_gemm
+from ooc_gemm.devices.cpu.session import CPUSession
 from ooc_gemm.engine import writers
 from ooc_gemm.run import destination
 from ooc_gemm.storage.io import files
@@ -91,6 +92,25 @@ def test_c_is_begun_while_panels_are_read(folder, started, monkeypatch):
         return real(*args, **options)
 
     monkeypatch.setattr(destination.opening, "create_target", create)
+    product(folder)
+    assert np.array_equal(zarr.open_array(folder / "c")[...], np.full((300, 300), 200, "f4"))
+
+
+def test_panels_are_multiplied_while_c_is_begun(folder, started, monkeypatch):
+    """All of them, as far as there is memory for sums."""
+    real, multiply, last = opening.create_target, CPUSession.multiply, threading.Event()
+
+    def create(*args, **options):
+        assert last.wait(30), "multiplying waits for C"
+        return real(*args, **options)
+
+    def multiplied(session, block, panel, *args, **options):
+        multiply(session, block, panel, *args, **options)
+        if panel[1] == 200:
+            last.set()
+
+    monkeypatch.setattr(destination.opening, "create_target", create)
+    monkeypatch.setattr(CPUSession, "multiply", multiplied)
     product(folder)
     assert np.array_equal(zarr.open_array(folder / "c")[...], np.full((300, 300), 200, "f4"))
 
