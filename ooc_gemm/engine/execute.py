@@ -268,10 +268,11 @@ def execute(
         ring.close()
         if lanes:
             lanes.stop()
+        writers.shutdown(wait=False, cancel_futures=True)  # its threads end while those of readers do
         try:
             readers.shutdown(cancel_futures=True)
         finally:  # also where Ctrl-C comes just now
-            writers.shutdown(cancel_futures=True)
+            writers.shutdown()
             drop(write_slots)
 
 

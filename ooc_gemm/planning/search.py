@@ -351,8 +351,9 @@ class _Search:
         blocks = count_blocks(self.problem, x.bm, x.bn, x.panels.narrowing)
         chunks = ceil_div(x.bm, x.c.chunk_rows) * ceil_div(x.bn, x.c.chunk_cols)
         enough = min(MOST_BLOCKS, 1 + ceil_div(x.ring.writers, chunks))
-        for count in max(RESIDENT_BLOCKS, enough), RESIDENT_BLOCKS, x.c_buffers:
-            roomy = x._replace(c_buffers=min(count, blocks))
+        counts = max(RESIDENT_BLOCKS, enough), RESIDENT_BLOCKS, x.c_buffers
+        for count in dict.fromkeys(min(count, blocks) for count in counts):
+            roomy = x._replace(c_buffers=count)
             if self._fits(roomy):
                 yield roomy
                 return

@@ -24,11 +24,6 @@ static void number(const struct stat* found, int64_t* numbers) {
     numbers[4] = (int64_t)found->st_dev;
 }
 
-// Opens a folder for `listing_next`. Returns NULL, and sets errno, where that fails.
-void* listing_open(const char* folder) { return opendir(folder); }
-
-void listing_close(void* folder) { closedir(folder); }
-
 // Returns whether a name matches a pattern, in which * stands for a number without leading zeros, and writes these
 // numbers, of which there are two at most.
 static int matches(const char* pattern, const char* name, int64_t* numbers) {
@@ -46,10 +41,10 @@ static int matches(const char* pattern, const char* name, int64_t* numbers) {
     return *name == '\0';
 }
 
-// Writes, for up to `most` files whose names match a pattern, their numbers and the two in their names. Returns how many
-// they are, which is less than `most` at the end; or −errno. What is gone, or leads nowhere, is left out. The size of a
-// file that cannot be looked at is −1.
-int64_t listing_next(void* folder, int64_t most, const char* pattern, int64_t* numbers, int64_t* in_names) {
+// Writes, for up to `most` files of a folder whose names match a pattern, their numbers and the two in their names.
+// Returns how many they are, which is less than `most` at the end; or −errno. What is gone, or leads nowhere, is left
+// out. The size of a file that cannot be looked at is −1.
+static int64_t next(DIR* folder, int64_t most, const char* pattern, int64_t* numbers, int64_t* in_names) {
     int64_t count = 0;
     while (count < most) {
         errno = 0;
@@ -69,6 +64,48 @@ int64_t listing_next(void* folder, int64_t most, const char* pattern, int64_t* n
         ++count;
     }
     return count;
+}
+
+// Where a listing of several folders stands: the number of the folder that comes next, where its name begins, the folder
+// itself where it is open, and the errno of what has failed.
+enum { FOLDER, NAME, OPEN, ERROR };
+
+// Writes, for up to `most` files that `next` finds in `count` folders, the number of their folder and what `next`
+// writes. The names of the folders follow each other in `names` and each end with 0. `state` is 0 at first. Returns how
+// many files they are, which is less than `most` at the end, and where a folder cannot be opened or read.
+int64_t listing_files(const char* names, int64_t count, const char* pattern, int64_t most, int64_t* state, int64_t* at,
+                      int64_t* numbers, int64_t* in_names) {
+    int64_t found = 0;
+    state[ERROR] = 0;
+    while (state[FOLDER] < count && found < most) {
+        const char* const name = names + state[NAME];
+        DIR* const folder = state[OPEN] != 0 ? (DIR*)(intptr_t)state[OPEN] : opendir(name);
+        if (folder == NULL) {
+            state[ERROR] = errno;
+            return found;
+        }
+        state[OPEN] = (int64_t)(intptr_t)folder;
+        const int64_t room = most - found;
+        const int64_t some = next(folder, room, pattern, numbers + NUMBERS * found, in_names + IN_NAME * found);
+        if (some < 0) {
+            state[ERROR] = -some;
+            return found;
+        }
+        for (int64_t i = 0; i < some; ++i) at[found + i] = state[FOLDER];
+        found += some;
+        if (some < room) {
+            closedir(folder);
+            state[OPEN] = 0;
+            state[NAME] += (int64_t)strlen(name) + 1;
+            ++state[FOLDER];
+        }
+    }
+    return found;
+}
+
+// Closes the folder that a listing has left open.
+void listing_close(const int64_t* state) {
+    if (state[OPEN] != 0) closedir((DIR*)(intptr_t)state[OPEN]);
 }
 
 // Renames `count` files, whose old and new names follow each other in `names` and each end with 0, and writes the

@@ -38,40 +38,36 @@ def files_of(folders: Sequence[str], pattern: str) -> Iterator[tuple[Numbers, Nu
     the number of its folder, the numbers in its name, and its own numbers. What leads nowhere is left out,
     and so are folders that are none. The arrays are overwritten when the next are asked for. Raises
     OSError."""
+    if _library is None:
+        for number, folder in enumerate(folders):
+            yield from _with_python(number, folder, pattern)
+        return
     at, in_names = np.empty(_FILES, np.int64), np.empty((_FILES, _IN_NAME), np.int64)
-    rows, filled, wanted = np.empty((_FILES, _COLUMNS), np.int64), 0, numbers(pattern)
-    to = rows.ctypes.data, in_names.ctypes.data
-    for number, folder in enumerate(folders):
-        opened = _library and _library.listing_open(os.fsencode(folder))
-        if not (_library and opened):  # if it cannot be opened, Python says why
-            with suppress(FileNotFoundError, NotADirectoryError):
-                for found, row in _with_python(folder, wanted):
-                    yield np.array([number]), found, row
-            continue
-        try:
-            count = room = 0
-            while count == room:
-                if filled == _FILES:
-                    yield at, in_names, rows
-                    filled = 0
-                room = _FILES - filled
-                past = to[0] + rows.strides[0] * filled, to[1] + in_names.strides[0] * filled
-                count = _library.listing_next(opened, room, os.fsencode(pattern), *past)
-                if count < 0:
-                    raise OSError(-count, os.strerror(-count), folder)
-                at[filled : filled + count] = number
-                filled += count
-        finally:
-            _library.listing_close(opened)
-    if filled:
-        yield at[:filled], in_names[:filled], rows[:filled]
+    rows, state = np.empty((_FILES, _COLUMNS), np.int64), np.zeros(4, np.int64)
+    arrays = [state.ctypes.data, at.ctypes.data, rows.ctypes.data, in_names.ctypes.data]
+    names, wanted = os.fsencode("".join(f"{folder}\0" for folder in folders)), os.fsencode(pattern)
+    try:
+        while state[0] < len(folders):
+            count = _library.listing_files(names, len(folders), wanted, _FILES, *arrays)
+            if count:
+                yield at[:count], in_names[:count], rows[:count]
+            number, begin, is_open, error = state.tolist()
+            if error and is_open:
+                raise OSError(error, os.strerror(error), folders[number])
+            if error:  # Python says why it cannot be opened
+                yield from _with_python(number, folders[number], pattern)
+                state[:2] = number + 1, names.index(0, begin) + 1
+    finally:
+        _library.listing_close(state.ctypes.data)
 
 
-def _with_python(folder: str, wanted: re.Pattern[str]) -> Iterator[tuple[Numbers, Numbers]]:
-    with os.scandir(folder) as entries:
+def _with_python(number: int, folder: str, pattern: str) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
+    """Yield what `files_of` yields for one folder; nothing where there is none."""
+    wanted = numbers(pattern)
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in entries:
             if (name := wanted.fullmatch(entry.name)) and len(row := look(entry.path)):
-                yield numbered([name], wanted.groups), row
+                yield np.array([number]), numbered([name], wanted.groups), row
 
 
 def look(path: str) -> Numbers:

@@ -70,11 +70,11 @@ def load() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
     for library in (quick, slow):
         library.transfers_ended.argtypes = library.transfers_end.argtypes = (memory,)
         library.transfers_make.argtypes = ctypes.c_char_p, ctypes.c_char_p, number, ctypes.c_int, memory
-        library.listing_open.argtypes, library.listing_open.restype = (ctypes.c_char_p,), memory
-        library.listing_next.argtypes = memory, number, ctypes.c_char_p, memory, memory
+        text = ctypes.c_char_p
+        library.listing_files.argtypes = text, number, text, number, *(memory,) * 4
         library.listing_close.argtypes, library.listing_close.restype = (memory,), None
         library.listing_rename.argtypes = ctypes.c_char_p, number, memory
-        library.listing_next.restype = library.listing_rename.restype = number
+        library.listing_files.restype = library.listing_rename.restype = number
     return quick, slow
 
 
