@@ -164,8 +164,9 @@ def execute(
 ) -> list[Block]:
     """Run `plan` in a session that was opened for it.
 
-    `target` returns the stored C, and waits until it is begun. `begun` is called when readers have begun, and
-    between multiplications: it starts to begin C if nothing has, and returns whether `target` need not wait.
+    `target` returns the stored C, and waits until it is begun. `begun` is called when the first panels have
+    been read, or while the only ones are, and between multiplications: it starts to begin C if nothing has,
+    and returns whether `target` need not wait.
     `progress` is called on this thread with the share of all operations that has been handed to the device.
     When it returns `ENOUGH`, the block under way is the last: it is finished and written, and StoppedError is
     raised unless all others are, too.
@@ -189,6 +190,9 @@ def execute(
         if plan.k_panels.lanes:
             assert isinstance(session, LaneSession), "the device says so"
             lanes = Lanes(plan, session, sources, slots, trace, readers)
+        if plan.panel_count and not (lanes or plan.problem.reads_c or plan.found):
+            pairs.open(0)  # readers that come first would wait for the conductor
+            pairs.open_early(0, steps)
         threads, each = dealt(plan.readers, all(source.asynchronous for source in sources.values()))
         for _ in range(0 if lanes else threads):
             onward = bool(plan.budget.step) and not plan.problem.encoded
@@ -210,7 +214,8 @@ def execute(
                 stop = step + 1 + plan.panel_count - number if plan.problem.reads_c else steps
                 if not plan.found:  # else the next use of a piece could free it before the first
                     pairs.open_early(step, stop)
-                begun()
+                if step or steps == 1:  # to begin C takes the interpreter, which readers need at first
+                    begun()
                 wait_for_all(ring, session)
                 pair = plan.pair(step)
                 uploaded = session.record(UPLOAD, pair[1])
