@@ -33,6 +33,11 @@ SWITCH_SECONDS = 5e-4
 briefly between long calls, and the conductor must not wait Python's usual 5 ms for each of its short calls
 (four H200: 1.9 s instead of 2.6)."""
 
+SEVERAL = 16
+"""Panels of a block from which C is begun when the first of them is there. To begin it takes the interpreter
+for some milliseconds, in which readers would begin late (AᵀA of 262144 × 768 on an H200, 16 panels: 34.9 ms
+instead of 36.2, together with turns that are open before readers look for them)."""
+
 
 @Shared
 @contextmanager
@@ -164,9 +169,9 @@ def execute(
 ) -> list[Block]:
     """Run `plan` in a session that was opened for it.
 
-    `target` returns the stored C, and waits until it is begun. `begun` is called when the first panels have
-    been read, or while the only ones are, and between multiplications: it starts to begin C if nothing has,
-    and returns whether `target` need not wait.
+    `target` returns the stored C, and waits until it is begun. `begun` is called while the first panels are
+    read, or when they are there if several follow, and between multiplications: it starts to begin C if
+    nothing has, and returns whether `target` need not wait.
     `progress` is called on this thread with the share of all operations that has been handed to the device.
     When it returns `ENOUGH`, the block under way is the last: it is finished and written, and StoppedError is
     raised unless all others are, too.
@@ -214,7 +219,7 @@ def execute(
                 stop = step + 1 + plan.panel_count - number if plan.problem.reads_c else steps
                 if not plan.found:  # else the next use of a piece could free it before the first
                     pairs.open_early(step, stop)
-                if step or steps == 1:  # to begin C takes the interpreter, which readers need at first
+                if step or plan.panel_count < SEVERAL:
                     begun()
                 wait_for_all(ring, session)
                 pair = plan.pair(step)
