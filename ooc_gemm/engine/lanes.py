@@ -11,11 +11,12 @@ on which thread is faster.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from threading import Condition
 
 from ..planning.plan import Plan
+from ..planning.schedule import Piece
 from ..support.buffers import Bytes
 from ..support.errors import on_thread
 from ..support.trace import Trace
@@ -90,13 +91,19 @@ class Lanes:
             raise
 
     def _fill(self, lane: int, panel: tuple[int, int], slots: list[Bytes]) -> None:
-        for piece in self._plan.pieces(self._block, panel):
+        pieces = list(self._plan.pieces(self._block, panel))
+        uses: Iterable[tuple[Piece, ...]] = ((piece,) for piece in pieces)
+        if self._plan.shares_pieces:  # those of op(B) follow those of op(A)
+            half = len(pieces) // 2
+            uses = zip(pieces[:half], pieces[half:], strict=True)
+        for piece, *others in uses:
             if self._stopped:
                 raise Stopped
             start = time.perf_counter()
             view, nbytes = self._sources[piece.source].read(piece, slots[piece.operand != "a"])
             self._trace.add("read", start, nbytes=nbytes, operand=piece.operand, chunk=piece.chunk)
-            self._session.upload(view, piece, lane)
+            for one in (piece, *others):
+                self._session.upload(view, one, lane)
 
     def _multiply(self, lane: int, number: int, panel: tuple[int, int]) -> None:
         which = number % len(self._next)

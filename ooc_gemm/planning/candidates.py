@@ -88,7 +88,8 @@ class Candidate(NamedTuple):
     def fetches(self, p: Problem) -> tuple[int, int]:
         """How many times op(A) and op(B) are read from the store if the cache holds nothing; for a symmetric
         product, how many times A is. A team reads once what its workers need."""
-        return ceil_div(self.times_a(p), self.team[1]), ceil_div(self.times_b(p), self.team[0])
+        times_b = 0 if shares_pieces(p, self.panels) else self.times_b(p)
+        return ceil_div(self.times_a(p), self.team[1]), ceil_div(times_b, self.team[0])
 
     def a_steps(self, p: Problem) -> tuple[int, int]:
         """Rows and columns between the cuts of A as stored, where op(A) is cut into panels."""
@@ -145,6 +146,13 @@ def sides(p: Problem, align: tuple[int, int], team: Shape = ALONE) -> tuple[list
 def may_have_lanes(p: Problem, budget: Budget) -> bool:
     """Whether C is small enough for threads that multiply pairs of panels alone, and there may be any."""
     return budget.lanes > 0 and p.m * p.n <= LANE_ELEMENTS
+
+
+def shares_pieces(p: Problem, panels: Panels) -> bool:
+    """Whether threads that multiply alone use each piece of op(A) as one of op(B), too: both are the same
+    array, one of them transposed, and not a symmetric product, which has pieces of op(A) alone."""
+    turned = p.a.transposed != p.b.transposed
+    return panels.lanes > 0 and p.same and turned and not p.symmetric
 
 
 def depths(p: Problem, budget: Budget) -> list[int]:

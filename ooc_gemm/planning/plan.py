@@ -20,6 +20,7 @@ from ..support import shown
 from ..support.intervals import band_edges, band_of, overlaps
 from . import cache as belady
 from . import report
+from .candidates import shares_pieces
 from .chunk_set import Chunk, ChunkSet
 from .machine import Budget, Rates
 from .panels import Panels
@@ -214,6 +215,11 @@ class Plan:
         """Yield the k ranges of a block, in order: every k exactly once."""
         return iter(self.k_panels)
 
+    @property
+    def shares_pieces(self) -> bool:
+        """Whether each piece of op(A) is also one of op(B), and is read once for both."""
+        return shares_pieces(self.problem, self.k_panels)
+
     def pieces(self, block: Block, panel: tuple[int, int]) -> Iterator[Piece]:
         """Yield the pieces that fill one pair of panels: on the diagonal op(A)'s alone, and none of a panel
         that is on the device."""
@@ -384,7 +390,7 @@ class Plan:
         return Strips(self.problem, self.k_panels, *sizes, self.budget.weights)
 
     def _visits(self) -> list[Visit]:
-        """Return every panel in the order of the schedule, op(A)'s before op(B)'s."""
+        """Return every panel that is read, in the order of the schedule, op(A)'s before op(B)'s."""
         symmetric = self.problem.symmetric
         nothing = [NOTHING] * self.panel_count
         strip = cache(self._strips.panels)
@@ -397,6 +403,8 @@ class Plan:
             for index, (i, j) in enumerate(self._places)
             for brings_a, brings_b in (self.brings(index),)
         )
+        if self.shares_pieces:
+            return [panel_of_a for pair in pairs for panel_of_a, _ in pair]
         return list(chain.from_iterable(chain.from_iterable(pairs)))
 
     def __repr__(self) -> str:

@@ -21,6 +21,7 @@ from .candidates import (
     may_have_lanes,
     outputs,
     rings,
+    shares_pieces,
     sides,
     steps,
 )
@@ -323,7 +324,8 @@ class _Search:
         panels = replace(x.panels, lanes=lanes, buffers=lanes)
         if not (small or ((p.a.whole or p.b.whole) and depth <= p.k_chunk)) or len(panels) < panels.sums:
             return
-        ring = replace(x.ring, readers=lanes, slots=lanes * (1 if p.symmetric else 2))
+        slots = lanes * (1 if p.symmetric or shares_pieces(p, panels) else 2)
+        ring = replace(x.ring, readers=lanes, slots=slots)
         found = x._replace(panels=panels, ring=ring, c_buffers=1)
         if self._fits(found):
             yield found

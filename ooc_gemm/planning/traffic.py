@@ -8,6 +8,7 @@ from .candidates import Candidate
 from .machine import Budget
 from .problem import Matrix, Problem
 from .schedule import Block, Piece
+from .teams import ALONE
 
 
 class Traffic(NamedTuple):
@@ -34,7 +35,7 @@ def whole_traffic(p: Problem, budget: Budget, x: Candidate) -> Traffic:
         fetched += fetches_b * p.k * p.n * p.b.itemsize
         if p.b.encoded:
             saved += times_b * (p.k * p.n * p.b.itemsize - p.b.read_bytes(*x.b_steps(p)))
-    exchanged = uploaded - fetched
+    exchanged = 0 if x.team == ALONE else uploaded - fetched
     if p.reads_c:
         read += p.c.read_bytes(x.bm, x.bn)
         uploaded += p.m * p.n * p.c.itemsize

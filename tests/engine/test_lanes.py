@@ -79,6 +79,26 @@ def test_products_of_every_layout(dtype, layout, tmp_path):
         assert_close(zarr.open_array(tmp_path / "g")[...], wide(a).T @ wide(a), BOUND[dtype])
 
 
+@pytest.mark.parametrize(("dtype", "layout"), CASES)
+def test_an_array_that_is_both_operands_is_read_once(dtype, layout, tmp_path):
+    """AᴴA by `multiply`, whose sums are all made; and A·Aᴴ, of an array with k along its rows."""
+    a, x = tall(tmp_path, dtype, **STORED[layout])
+    options = on() | ({"out_dtype": "f4"} if dtype == "f2" else {})
+    found = ooc_gemm.multiply(x, x, tmp_path / "c", adjoint_a=True, **options)
+    assert found.plan.shares_pieces
+    assert found.plan.flops == 2 * M * M * K
+    assert found.bytes_read == found.plan.bytes_read
+    if STORED[layout].get("compressors", "zstd") is None:
+        assert found.bytes_read == a.nbytes
+    assert_close(zarr.open_array(tmp_path / "c")[...], wide(a).conj().T @ wide(a), BOUND[dtype])
+    chunks = {"chunks": (7, 5000), "compressors": None} if "columns" in layout else {"chunks": (M, 4096)}
+    y = make(tmp_path / "y", np.ascontiguousarray(a.T), **chunks)
+    found = ooc_gemm.multiply(y, y, tmp_path / "d", adjoint_b=True, **options)
+    assert found.plan.shares_pieces
+    assert found.bytes_read == found.plan.bytes_read
+    assert_close(zarr.open_array(tmp_path / "d")[...], wide(a).T @ wide(a).conj(), BOUND[dtype])
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_rows_of_op_b_and_any_number_of_threads(threads, tmp_path):
     """A·Bᵀ, whose panels lie along k."""

@@ -46,6 +46,20 @@ def test_sums_and_panels_are_in_the_ledger():
     assert plan.ledger["read ring"] == 2 * plan.slot_bytes
 
 
+def test_pieces_of_an_array_that_is_both_operands_are_read_once():
+    """Where one of them is transposed; each lane then has one slot."""
+    other = replace(tall(), symmetric=False)
+    plans = [make_plan(replace(other, same=same), budget(in_memory=True), RATES) for same in (False, True)]
+    assert [plan.k_panels.lanes for plan in plans] == [2, 2]
+    assert [plan.slots for plan in plans] == [4, 2]
+    assert plans[0].bytes_read == 2 * plans[1].bytes_read == 2 * K * 256 * 4
+    assert plans[1].stage_seconds["read"] < 0.6 * plans[0].stage_seconds["read"]
+    for plan in plans:
+        left = plan.without(frozenset())
+        assert left.bytes_read == plan.bytes_read
+        assert left.bytes_exchanged == plan.bytes_exchanged == 0
+
+
 def test_a_large_c_and_a_short_k_have_no_lanes():
     side = int(LANE_ELEMENTS**0.5)
     assert make_plan(tall(side, chunk=1024), budget(), RATES).k_panels.lanes
