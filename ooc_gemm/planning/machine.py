@@ -58,6 +58,9 @@ class Rates:
     over so many."""
     start: float = 0.0
     """Seconds before the first read and after the last write, in addition to those for slots."""
+    cached: float = 0.0
+    """Share of the bytes of all inputs for which no reader waits: they are in memory, as files or in the page
+    cache, or on a disk that is no slower. 0 also where nobody has looked."""
     note: str = ""
     """Where these numbers come from, for the reader of the plan."""
     exchange: float = 500e6
@@ -133,6 +136,8 @@ class Budget:
     """Most parts of chunks that the device decodes at a time (`Limits.decodes`)."""
     lanes: int = 0
     """Most threads that multiply pairs of panels alone at a time (`Panels.lanes`); 0: none may."""
+    cores: int = 0
+    """Cores that the lanes of this process may use; 0: as many as `lanes`."""
     linked: bool = True
     """Whether devices can read each other's memory. Then the panels of op(B) are uploaded to one of them,
     from which the others take them."""

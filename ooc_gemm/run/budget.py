@@ -74,6 +74,7 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
         weights=limits.weights,
         linked=limits.linked,
         lanes=limits.lanes if _may_have_lanes(request, inputs, problem, limits) else 0,
+        cores=0 if limits.workers else rates.cores(),  # others may be workers, too
         decodes=limits.decodes,
         eighths=eighths,
         chunk=_chunk_bytes(request, limits.workers) if notes else 0,

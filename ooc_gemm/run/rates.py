@@ -150,21 +150,21 @@ def _of_folders(
 ) -> Rates:
     """Return the rates with those of the folders in which the inputs and C lie. Several inputs are read at
     the rate at which all of them take as long as they do each at its own."""
-    seconds, total, costs, decoding, entering = 0.0, 0, [0.0], [math.inf], [rates.entering]
+    seconds, total, cached, costs, decoding, entering = 0.0, 0, 0.0, [0.0], [math.inf], [rates.entering]
     for place, nbytes in inputs:
         if place is None:
             continue
         folder = folders[place]
         share = cached_share(place) if folder["read"] < folder["cached"] else 1.0
         seconds += nbytes * ((1 - share) / folder["read"] + share / folder["cached"])
-        total += nbytes
+        total, cached = total + nbytes, cached + share * nbytes
         costs.append(folder["piece_seconds"])
         decoding += [folder.get(DECODE + codec, folder["decode"]) for codec in codecs or [""]]
         entering.append(folder["entering"])
     if total:
         rates = replace(
             rates, read=total / seconds, piece_seconds=rates.piece_seconds + max(costs), decode=min(decoding),
-            entering=max(entering),
+            entering=max(entering), cached=cached / sum(nbytes for _, nbytes in inputs),
         )  # fmt: skip
     target, size = c
     if target is None:

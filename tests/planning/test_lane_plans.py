@@ -37,6 +37,15 @@ def test_a_disk_has_as_many_lanes_as_readers():
     assert plan.k_panels.lanes == plan.readers == 6
 
 
+@pytest.mark.parametrize(("cached", "lanes", "cores", "found"), [
+    (0.5, 2, 2, 6), (0.95, 2, 2, 2), (1.0, 1, 2, 2), (1.0, 1, 0, 1), (1.0, 4, 16, 6), (1.0, 8, 16, 8),
+])  # fmt: skip
+def test_there_are_no_more_lanes_than_cores_where_nobody_waits_for_a_disk(cached, lanes, cores, found):
+    """Where fewer threads multiply than there are cores, others read meanwhile."""
+    rates = replace(RATES, cached=cached)
+    assert make_plan(tall(), budget(readers=6, lanes=lanes, cores=cores), rates).k_panels.lanes == found
+
+
 def test_sums_and_panels_are_in_the_ledger():
     plan = make_plan(tall(), budget(in_memory=True), RATES)
     block = 256 * 256 * 4

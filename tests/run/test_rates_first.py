@@ -239,14 +239,17 @@ def test_files_in_memory_are_expected_to_be_as_fast_as_copies(arrays, cache, mon
     places = [(rates.Path("a").resolve(), MiB)], (rates.Path("c").resolve(), MiB)
     monkeypatch.setattr(rates, "cached_share", lambda folder: 0.0)
     on_disk = rates.known(OnTheBus(), kernel, *places)
-    assert (on_disk.read, on_disk.write) == (3e9, 3e9)
+    assert (on_disk.read, on_disk.write, on_disk.cached) == (3e9, 3e9, 0)
     assert on_disk.decode == 8e9
     monkeypatch.setattr(rates, "cached_share", lambda folder: 1.0)
-    assert rates.known(OnTheBus(), kernel, *places).read == pytest.approx(32e9)
+    in_cache = rates.known(OnTheBus(), kernel, *places)
+    assert (in_cache.read, in_cache.cached) == (pytest.approx(32e9), 1)
+    unknown = [*places[0], (None, 3 * MiB)], places[1]
+    assert rates.known(OnTheBus(), kernel, *unknown).cached == 0.25, "nobody has looked at the other input"
     monkeypatch.setattr(rates, "file_system", lambda place: "tmpfs 0:99")
     monkeypatch.setattr(rates, "cached_share", lambda folder: pytest.fail("files in memory are not cached"))
     in_memory = rates.known(OnTheBus(), kernel, *places)
-    assert in_memory.read == pytest.approx(32e9)
+    assert (in_memory.read, in_memory.cached) == (pytest.approx(32e9), 1)
     assert 3e9 < in_memory.write < 32e9
     assert in_memory.note == rates.NOT_MEASURED
 
