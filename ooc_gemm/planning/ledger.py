@@ -44,12 +44,27 @@ count in 32 bits: twice as far for the parts of complex numbers, and again for t
 
 def fits(p: Problem, budget: Budget, x: Candidate) -> bool:
     """Whether a candidate keeps both limits, and the device can multiply blocks and panels of this size."""
-    if budget.device is not None and max(x.bm, x.bn, x.panels.deepest) > MOST_EXTENT:
-        return False
+    if budget.device is not None:
+        if max(x.bm, x.bn, x.panels.deepest) > MOST_EXTENT:
+            return False
+        if len(budget.weights) == 1 and least_device_bytes(p, x) > budget.device:
+            return False
     host, device = ledgers(p, budget, x)
     return sum(host.values()) <= budget.host and (
         budget.device is None or sum(device.values()) <= budget.device
     )
+
+
+def least_device_bytes(p: Problem, x: Candidate) -> int:
+    """Return bytes that a candidate takes of one device at least: panels without padding, and blocks. Half of
+    what the search tries takes more than there is, and the ledger takes ten times as long."""
+    panels, blocks = x.panels, 1 if x.panels.narrowing else x.c_buffers
+    if panels.resident:
+        a = min(p.m, panels.rows * x.bm) * p.k
+    else:
+        a = panels.buffers * x.bm * panels.deepest
+    b = min(p.n, panels.columns * x.bn) * p.k if panels.columns else panels.buffers * x.bn * panels.deepest
+    return (a + b) * p.panel_itemsize + blocks * x.bm * x.bn * p.block_itemsize
 
 
 def ledgers(p: Problem, budget: Budget, x: Candidate) -> tuple[Ledger, Ledger]:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from plans import planned, problems
 
 from examples import examples
-from ooc_gemm.planning.ledger import MOST_EXTENT
+from ooc_gemm.planning import search
+from ooc_gemm.planning.ledger import MOST_EXTENT, fits, least_device_bytes, ledgers
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.problem import Matrix, Problem
 from ooc_gemm.planning.search import make_plan
@@ -69,3 +70,23 @@ def test_the_ledger_is_what_the_plan_promises(case):
                 assert lines <= rooms[name][buffer][0]
                 assert stop - start <= rooms[name][buffer][1]
         assert compute["C blocks"] == plan.c_buffers * plan.bm * plan.bn * p.block_itemsize
+
+
+def test_what_is_left_out_early_would_not_fit(monkeypatch):
+    """The bound holds for all that is tried, whatever stays on the device, and leaves much of it out."""
+    tried, left_out = 0, 0
+
+    def asked(p, budget, x):
+        nonlocal tried, left_out
+        found, least = fits(p, budget, x), least_device_bytes(p, x)
+        assert least <= sum(ledgers(p, budget, x)[1].values())
+        tried, left_out = tried + 1, left_out + (least > budget.device)
+        return found
+
+    monkeypatch.setattr(search, "fits", asked)
+    raw, s = problem(32768, 32768, 32768), Matrix(32768, 32768, 4, 3000, 1700)
+    cut = replace(raw, a=s, b=replace(s, transposed=True), c=replace(raw.c, chunk_rows=1024, chunk_cols=1024))
+    for asked_of in (replace(cut, keeps_a=True), replace(raw, symmetric=True), cut):
+        for device in (2 * GiB, 8 * GiB, 40 * GiB):
+            make_plan(asked_of, replace(BUDGET, device=device, device_baseline=GiB // 2), RATES)
+    assert left_out > tried / 8 > 100
