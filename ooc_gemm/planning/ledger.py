@@ -59,10 +59,7 @@ def least_device_bytes(p: Problem, x: Candidate) -> int:
     """Return bytes that a candidate takes of one device at least: panels without padding, and blocks. Half of
     what the search tries takes more than there is, and the ledger takes ten times as long."""
     panels, blocks = x.panels, 1 if x.panels.narrowing else x.c_buffers
-    if panels.resident:
-        a = min(p.m, panels.rows * x.bm) * p.k
-    else:
-        a = panels.buffers * x.bm * panels.deepest
+    a = min(p.m, panels.rows * x.bm) * p.k if panels.resident else panels.buffers * x.bm * panels.deepest
     b = min(p.n, panels.columns * x.bn) * p.k if panels.columns else panels.buffers * x.bn * panels.deepest
     return (a + b) * p.panel_itemsize + blocks * x.bm * x.bn * p.block_itemsize
 
