@@ -149,10 +149,13 @@ def may_have_lanes(p: Problem, budget: Budget) -> bool:
 
 
 def shares_pieces(p: Problem, panels: Panels) -> bool:
-    """Whether threads that multiply alone use each piece of op(A) as one of op(B), too: both are the same
-    array, one of them transposed, and not a symmetric product, which has pieces of op(A) alone."""
-    turned = p.a.transposed != p.b.transposed
-    return panels.lanes > 0 and p.same and turned and not p.symmetric
+    """Whether threads that multiply alone use each piece of op(A) as one of op(B), too: both are read alike,
+    one of them is transposed, and none is copied to other chunks first. A symmetric product has pieces of
+    op(A) alone."""
+    if not (panels.lanes and p.read_alike) or p.symmetric or p.a.transposed == p.b.transposed:
+        return False
+    a, b = ((s.chunk_rows, s.chunk_cols, s.whole) for s in (p.a, p.b))
+    return a == b
 
 
 def depths(p: Problem, budget: Budget) -> list[int]:

@@ -56,7 +56,7 @@ def fits(p: Problem, budget: Budget, x: Candidate) -> bool:
 
 
 def least_device_bytes(p: Problem, x: Candidate) -> int:
-    """Return bytes that a candidate takes of one device at least: panels without padding, and blocks. Half of
+    """Return bytes that a candidate takes of one device at least: panels without padding, and blocks. Much of
     what the search tries takes more than there is, and the ledger takes ten times as long."""
     panels, blocks = x.panels, 1 if x.panels.narrowing else x.c_buffers
     a = min(p.m, panels.rows * x.bm) * p.k if panels.resident else panels.buffers * x.bm * panels.deepest

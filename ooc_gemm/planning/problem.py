@@ -311,6 +311,9 @@ class Problem:
     """Bytes of what such a device keeps during the whole run beside panels and blocks."""
     same: bool = False
     """A and B are the same array, whatever op() and transforms make of them."""
+    read_alike: bool = False
+    """A and B are the same array, and what is read of it is the same, too: no table maps one of them
+    otherwise."""
     symmetric: bool = False
     """Whether op(B) is op(A)ᵀ, so that C = Cᵀ. Then blocks on and below the diagonal are made, and the others
     are their mirror images."""

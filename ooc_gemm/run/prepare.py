@@ -325,6 +325,7 @@ def _problem(
         check_itemsize=arithmetic.check_type.itemsize if request.verify else 0,
         kernel=f"{arithmetic.kernel}: {arithmetic.why}",
         same=_is_one_array(request),
+        read_alike=_is_one_array(request) and request.a.table is request.b.table,
         symmetric=request.symmetric,
         types=(inputs.a.dtype.name, inputs.b.dtype.name, layout.output.dtype.name),
         transforms=ledger_bytes(

@@ -58,7 +58,8 @@ def test_sums_and_panels_are_in_the_ledger():
 def test_pieces_of_an_array_that_is_both_operands_are_read_once():
     """Where one of them is transposed; each lane then has one slot."""
     other = replace(tall(), symmetric=False)
-    plans = [make_plan(replace(other, same=same), budget(in_memory=True), RATES) for same in (False, True)]
+    each = (replace(other, same=True, read_alike=alike) for alike in (False, True))
+    plans = [make_plan(one, budget(in_memory=True), RATES) for one in each]
     assert [plan.k_panels.lanes for plan in plans] == [2, 2]
     assert [plan.slots for plan in plans] == [4, 2]
     assert plans[0].bytes_read == 2 * plans[1].bytes_read == 2 * K * 256 * 4
@@ -67,6 +68,21 @@ def test_pieces_of_an_array_that_is_both_operands_are_read_once():
         left = plan.without(frozenset())
         assert left.bytes_read == plan.bytes_read
         assert left.bytes_exchanged == plan.bytes_exchanged == 0
+
+
+def test_an_operand_that_is_copied_to_other_chunks_is_read_by_itself():
+    """Also where none is transposed, or both are."""
+    p = replace(tall(), symmetric=False, same=True, read_alike=True)
+    others = (
+        replace(p, b=replace(p.b, chunk_rows=512)),
+        replace(p, a=replace(p.a, whole=True)),
+        replace(p, b=replace(p.b, rows=p.b.cols, cols=p.b.rows, chunk_rows=256, transposed=True)),
+    )
+    for one in others:
+        plan = make_plan(one, budget(in_memory=True), RATES)
+        assert plan.k_panels.lanes
+        assert not plan.shares_pieces
+        assert plan.bytes_read >= 2 * K * 256 * 4
 
 
 def test_a_large_c_and_a_short_k_have_no_lanes():
