@@ -7,11 +7,12 @@ from ooc_gemm.planning import search
 
 
 def cut_into(parts, side):
-    """A search whose candidates have blocks of this size, and k in so many ranges."""
+    """A search whose candidates have blocks of this size, and k in so many ranges. Only a C of one block has
+    lanes."""
     best = search._best
 
     def found(problem, budget, rates):
-        seconds, _, x = best(problem, budget, rates)
+        seconds, _, x = best(problem, replace(budget, lanes=0), rates)
         problem = replace(problem, parts=parts, narrowed=0)
         return seconds, problem, x._replace(bm=side[0], bn=side[1], cache=0)
 
