@@ -219,7 +219,7 @@ def execute(
                 stop = step + 1 + plan.panel_count - number if plan.problem.reads_c else steps
                 if not plan.found:  # else the next use of a piece could free it before the first
                     pairs.open_early(step, stop)
-                if step or plan.panel_count < SEVERAL:
+                if step == 0 and plan.panel_count < SEVERAL:
                     begun()
                 wait_for_all(ring, session)
                 pair = plan.pair(step)

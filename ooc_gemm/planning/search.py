@@ -264,8 +264,8 @@ class _Search:
             counts = [min(MOST_BUFFERS, SMALL_BYTES // max(1, pair)), MORE_BUFFERS]
         else:
             counts = [LARGE_BUFFERS] if self.budget.step else []
-        for count in counts:
-            more = x._replace(panels=replace(x.panels, buffers=min(count, max(BUFFERS, len(x.panels)))))
+        for count in dict.fromkeys(min(count, max(BUFFERS, len(x.panels))) for count in counts):
+            more = x._replace(panels=replace(x.panels, buffers=count))
             if self._fits(more):
                 return more
         return x

@@ -16,7 +16,7 @@ from pathlib import Path
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("transfers.c", "listing.c"))
 LIBRARY = Path(__file__).with_name("_transfers.so")
-_VERSION = 6
+_VERSION = 7
 """What `transfers_version` returns. A library that an older source has left behind is not used."""
 
 
@@ -56,24 +56,15 @@ def load() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
             return None
     except (OSError, AttributeError):
         return None
-    number, memory = ctypes.c_int64, ctypes.c_void_p
-    quick.transfers_start.argtypes = (
-        ctypes.c_char_p,
-        ctypes.c_char_p,
-        number,
-        ctypes.c_int,
-        memory,
-        number,
-        number,
-    )
+    number, memory, text = ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
+    quick.transfers_start.argtypes = text, text, number, ctypes.c_int, memory, number, number
     quick.transfers_start.restype = memory
     for library in (quick, slow):
         library.transfers_ended.argtypes = library.transfers_end.argtypes = (memory,)
-        library.transfers_make.argtypes = ctypes.c_char_p, ctypes.c_char_p, number, ctypes.c_int, memory
-        text = ctypes.c_char_p
+        library.transfers_make.argtypes = text, text, number, ctypes.c_int, memory
         library.listing_files.argtypes = text, number, text, number, *(memory,) * 4
         library.listing_close.argtypes, library.listing_close.restype = (memory,), None
-        library.listing_rename.argtypes = ctypes.c_char_p, number, memory
+        library.listing_rename.argtypes = text, number, memory
         library.listing_files.restype = library.listing_rename.restype = number
     return quick, slow
 

@@ -118,7 +118,7 @@ static Queue queues[2] = {{NULL, &queues[0].head, 0}, {NULL, &queues[1].head, 0}
 static int threads, busy, asleep, queued, waiting, most_threads = MOST_THREADS;
 
 // The number of this interface, which the loader compares: a library of another version is not used.
-int transfers_version(void) { return 6; }
+int transfers_version(void) { return 7; }
 
 void transfers_limit(int count) { most_threads = count < MOST_THREADS ? count : MOST_THREADS; }
 

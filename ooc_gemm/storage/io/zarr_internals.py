@@ -64,7 +64,7 @@ def use_fast_codecs(array: zarr.Array[Any]) -> None:
     inner = array.async_array
     try:
         made = ZarrsCodecPipeline.from_array_metadata_and_store(inner.metadata, inner.store_path.store)
-    except NotImplementedError:  # of a store that counts what is read, for one: zarr's own pipeline stays
+    except NotImplementedError:  # zarrs does not read this store, so the array keeps zarr's own pipeline
         return
     object.__setattr__(inner, "codec_pipeline", made)  # it is frozen
 
