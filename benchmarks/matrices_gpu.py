@@ -177,8 +177,10 @@ def limits_of(result: Any, decoded: Sequence[Path] = ()) -> dict[str, float]:
     return found
 
 
-def fresh(command: list[str], folder: Path | None = None) -> Run:
-    """Run a command in a process of its own. folder: for what is remembered, instead of the usual."""
+def fresh(command: list[str], c: Path, folder: Path | None = None) -> Run:
+    """Run a command that writes C in a process of its own. As for the warm runs, there is no C before.
+    folder: for what is remembered, instead of the usual."""
+    shutil.rmtree(c, ignore_errors=True)
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, env=with_cache(folder))
     wall = time.perf_counter() - start
@@ -215,7 +217,6 @@ def measure(case: Case, place: Path, repeat: int) -> Run:
         "ooc_gemm.cli",
         *flags,
         *names,
-        "-f",
         "--json",
         "-M",
         "8GiB",
@@ -223,14 +224,14 @@ def measure(case: Case, place: Path, repeat: int) -> Run:
         "8GiB",
     ]
     command += ["--out-dtype", case.out_dtype] if case.out_dtype else []
-    cold = [fresh(command) for _ in range(repeat)]
+    cold = [fresh(command, c) for _ in range(repeat)]
     unmeasured = []
     with tempfile.TemporaryDirectory() as name:
         kernels = Path(name) / "cache"
         for _ in range(repeat):
             shutil.rmtree(kernels, ignore_errors=True)  # the run before has learned rates
             shutil.copytree(cache.folder(), kernels, ignore=shutil.ignore_patterns(FILE))
-            unmeasured.append(fresh(command, kernels))
+            unmeasured.append(fresh(command, c, kernels))
     rate = result.plan.problem.flops / max(1e-9, result.stage_seconds["compute"])
     for path in (a, b, c):
         shutil.rmtree(path, ignore_errors=True)

@@ -83,6 +83,9 @@ class CostModel:
     def __init__(self, problem: Problem, budget: Budget, rates: Rates):
         self._problem, self._budget, self.rates = problem, budget, rates
         self._decoders = decoders(problem, budget)
+        self._operands = (problem.a,) if problem.symmetric else (problem.a, problem.b)
+        self._read_once = sum(s.read_bytes_estimate(max(1, s.rows), max(1, s.cols)) for s in self._operands)
+        """Bytes of all operands in the store."""
         self._passes: dict[tuple[str, int, int, int, int, int], Pass] = {}
 
     def estimate(self, x: Candidate) -> Estimate:
@@ -137,41 +140,48 @@ class CostModel:
         brought = step and not (p.c.whole or mirrors or p.found_bytes)
         return ceil_div(parts, TOGETHER) if brought else parts
 
-    def least(self, x: Candidate) -> float:
-        """Return seconds that no candidate with these blocks is predicted to beat, however much it keeps in
-        memory: those of all stages but reading.
+    def least(self, x: Candidate, may_grow: bool = True) -> float:
+        """Return seconds that no candidate with these blocks, or smaller ones, is predicted to beat, however
+        much it keeps in memory: each operand is read at least once.
 
-        Panels may grow to twice their depth, and op(A) may stay on the device, where blocks are as high as
-        C."""
+        may_grow: whether panels may also grow to twice their depth, where blocks are as high as C.
+        """
         p, down, times = self._problem, ceil_div(self._problem.m, x.bm), x.times_a(self._problem)
-        if x.bm >= p.m:
+        if may_grow and x.bm >= p.m:
             x = x._replace(panels=replace(x.panels, deepest=2 * x.panels.deepest))
         uploaded = p.m * p.k * _sent_bytes(p.a) * (times if down > 1 else 1)
-        uploaded += 0 if p.symmetric else p.k * p.n * _sent_bytes(p.b) * down
-        if may_have_lanes(p, self._budget):  # pieces may be multiplied where they were read
-            uploaded = 0.0
+        uploaded += 0 if p.symmetric else p.k * p.n * _sent_bytes(p.b) * x.times_b(p)
+        reading = self._read_once * self._sharing / self.rates.reading(x.ring.readers)
+        if may_have_lanes(
+            p, self._budget
+        ):  # pieces may be multiplied where they were read, and read for both
+            uploaded = reading = 0.0
         stages = {
+            "read": reading,
             "upload": uploaded / self.rates.upload,
-            "compute": self._compute_seconds(x),
+            "compute": self._compute_seconds(x) + self._least_unpacking_seconds(x),
             "download": downloaded_bytes(p) / self.rates.download,
             "write": p.m * p.n * x.c.itemsize / self.rates.write * self._sharing,
         }
-        slowest = max(stages["upload"], stages["compute"])
+        # All of C that leaves before its last block shares the store with what enters.
+        entering, leaving = entering_seconds(stages, self.rates), leaving_seconds(stages, self.rates)
+        store = taking_turns(entering, leaving, min(1.0, self.rates.turns))
+        slowest = max(store, stages["upload"], stages["compute"])
         if self.rates.shared:
             slowest = sum(stages.values())
         elif x.c_buffers == 1:  # C leaves when the last panel is multiplied, but for its first strips
             blocks, deepest = count_blocks(p, x.bm, x.bn), x.panels.deepest
             last = stages["compute"] * min(1.0, deepest / max(1, p.k)) / max(1, blocks)
-            leaving = max(stages["download"], stages["write"])
             slowest = max(slowest, stages["compute"] - last + max(last, leaving))
         return (self.rates.start + slowest + self.hidden_cost(stages)) / self._budget.workers
 
     def least_with_cache(self, x: Candidate, without: Estimate) -> float:
-        """Return seconds that a candidate is predicted not to beat with a cache of any size, of `without`,
-        what is predicted without one: each piece is read at least once."""
+        """Return seconds that a candidate with a cache is predicted not to beat, of `without`, what is
+        predicted without one: each piece is read at least once, into memory that the system clears first."""
         p, down = self._problem, ceil_div(self._problem.m, x.bm)
         times = max(1, x.times_a(p), down)
-        stages = without.stages | {"read": without.stages["read"] / times}
+        held = min(x.cache * slot_bytes(p, x), sum(s.rows * s.cols * s.itemsize for s in self._operands))
+        stages = without.stages | {"read": without.stages["read"] / times + held / self.rates.touch}
         if self.rates.shared:
             alone = sum(stages.values())
         else:
@@ -263,6 +273,18 @@ class CostModel:
         chunks = unpacked / chunk
         times = turns * math.ceil(chunks / turns / self._decoders.chunks)
         return min(times, chunks) * chunk / parts / self.rates.unpack
+
+    def _least_unpacking_seconds(self, x: Candidate) -> float:
+        """Return the seconds in which a device decodes all chunks, as many at a time as it has memory for,
+        each time that they are needed."""
+        p = self._problem
+        if not self._decoders.chunks:
+            return 0.0
+        times = x.times_a(p) if x.bm < p.m else 1, 0 if p.symmetric else x.times_b(p)
+        each = zip((p.a, p.b), times, strict=True)
+        unpacked = sum(count * s.rows * s.cols * s.itemsize for s, count in each if s.encoded)
+        at_once = self._decoders.chunks * min(map(parts_of, p.encoded))
+        return unpacked / at_once / self.rates.unpack
 
     def _uploaded_bytes(self, x: Candidate, reads: list[Reads]) -> float:
         """Bytes that are copied into panels. If the thread that has read a piece multiplies it, the piece

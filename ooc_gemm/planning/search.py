@@ -244,15 +244,25 @@ class _Search:
                 x = self._buffered(plain._replace(bm=bm, bn=bn))
                 if self.cost.least(x) > most:
                     continue
-                as_it_is, others = self.judged(x), chain(self._growing(x), self._in_lanes(x))
-                if bn == chosen[0]:  # narrower ones than that are among those of the widest
-                    others = chain(others, self._resident(x), self._in_strips(x))
-                if self.cost.least_with_cache(x, as_it_is.estimate) <= most:
-                    others = chain(self._cached(x), others)
-                for found in (as_it_is, *map(self.judged, others)):
+                for found in self._variants(x, bn == chosen[0], most):
                     if found[:2] < (best[:2] if best else (most,)):
                         best, most = found, found.seconds
         return best
+
+    def _variants(self, x: Candidate, keeps: bool, most: float) -> Iterator[_Found]:
+        """Yield the candidate, and others with blocks and panels of its size that may take less than `most`
+        seconds. keeps: whether op(A) stays on the device in some of them, if that is possible: narrower
+        blocks are then among those of the widest."""
+        if self.cost.least(x, may_grow=False) <= most:
+            found = self.judged(x)
+            yield found
+            as_deep = self._in_lanes(x)
+            if keeps:
+                as_deep = chain(as_deep, self._resident(x, most, growing=False), self._in_strips(x, most))
+            yield from map(self.judged, chain(self._cached(x, found.estimate, most), as_deep))
+        yield from map(self.judged, self._growing(x))
+        if keeps:
+            yield from map(self.judged, self._resident(x, most, growing=True))
 
     def _buffered(self, x: Candidate) -> Candidate:
         """Return the candidate with more pairs of panels, on a device with memory of its own, if they fit:
@@ -292,18 +302,20 @@ class _Search:
         elements = x.bm * x.bn + (x.bm + x.bn) * x.panels.deepest + x.cache
         return _Found(seconds, elements, x, found)
 
-    def _cached(self, x: Candidate) -> Iterator[Candidate]:
-        """Yield the candidate with the rest of the host budget as a cache, in both orders of blocks. With
-        several workers there is no cache, because none of them uses what another has read."""
+    def _cached(self, x: Candidate, without: Estimate, most: float) -> Iterator[Candidate]:
+        """Yield the candidate with the rest of the host budget as a cache, in both orders of blocks, if that
+        may take less than `most` seconds. With several workers there is no cache, because none of them uses
+        what another has read. `without`: what is predicted for the candidate."""
         p, budget = self.problem, self.budget
         blocks = ceil_div(p.m, x.bm) * ceil_div(p.n, x.bn)
         if budget.workers > 1 or blocks <= 1 or 2 * blocks * len(x.panels) > MAX_VISITS:
             return
         spare = (budget.host - sum(ledgers(p, budget, x)[0].values())) // slot_bytes(p, x)
-        if spare >= LEAST_CACHE_SLOTS:
-            yield x._replace(cache=spare, by_columns=False)
+        cached = x._replace(cache=spare, by_columns=False)
+        if spare >= LEAST_CACHE_SLOTS and self.cost.least_with_cache(cached, without) <= most:
+            yield cached
             if not p.symmetric and not p.row_bytes:  # a reduction wants the blocks of a row in succession
-                yield x._replace(cache=spare, by_columns=True)
+                yield cached._replace(by_columns=True)
 
     def _growing(self, x: Candidate) -> Iterator[Candidate]:
         """Yield the candidate with panels that grow, up to twice as deep, where C is one block of a device
@@ -337,26 +349,30 @@ class _Search:
         if self._fits(found):
             yield found
 
-    def _resident(self, x: Candidate) -> Iterator[Candidate]:
+    def _resident(self, x: Candidate, most: float, growing: bool) -> Iterator[Candidate]:
         """Yield the candidate in a few blocks side by side, for all of which op(A) stays on a device with
-        memory of its own. Each block is written while the next one is computed."""
+        memory of its own. Each block is written while the next one is computed. most: as of `_with_room`.
+        growing: whether panels grow."""
         p, bk = self.problem, x.panels.deepest
         if not self._may_stay(x) or x.c_buffers == 1:
             return
-        panels = replace(x.panels, resident=True, buffers=MORE_BUFFERS)
-        growing = replace(panels, growth=RESIDENT_GROWTH, buffers=MORE_BUFFERS - 1)
-        grown = [replace(growing, deepest=depth) for depth in self._depths_of_grown(bk)]
+        panels = [replace(x.panels, resident=True, buffers=MORE_BUFFERS)]
+        if growing:
+            grown = replace(panels[0], growth=RESIDENT_GROWTH, buffers=MORE_BUFFERS - 1)
+            panels = [replace(grown, deepest=depth) for depth in self._depths_of_grown(bk)]
         widths = [
             bn
             for bn in steps(p.n, x.c.chunk_cols)
-            if bn <= x.bn and bn < p.n and reuses(x.bm, bn, panels.deepest, p.least)
+            if bn <= x.bn and bn < p.n and reuses(x.bm, bn, bk, p.least)
         ]
-        for bn, one in product(widths[:WIDTHS_TRIED], (panels, *grown)):
-            yield from self._with_room(x._replace(bn=bn, panels=one))
+        for bn, one in product(widths[:WIDTHS_TRIED], panels):
+            yield from self._with_room(x._replace(bn=bn, panels=one), most)
 
-    def _with_room(self, x: Candidate) -> Iterator[Candidate]:
+    def _with_room(self, x: Candidate, most: float) -> Iterator[Candidate]:
         """Yield the candidate with as many blocks of C on the device as are of use, if they fit, else with
-        fewer; nothing if it does not fit."""
+        fewer; nothing if it does not fit, or cannot take less than `most` seconds."""
+        if self.cost.least(x, may_grow=False) > WORTH_KEEPING * most:
+            return
         blocks = count_blocks(self.problem, x.bm, x.bn, x.panels.narrowing)
         chunks = ceil_div(x.bm, x.c.chunk_rows) * ceil_div(x.bn, x.c.chunk_cols)
         enough = min(MOST_BLOCKS, 1 + ceil_div(x.ring.writers, chunks))
@@ -378,11 +394,12 @@ class _Search:
         alone = budget.device is not None and budget.workers == 1
         return alone and p.keeps_a and not p.symmetric and x.bm >= p.m
 
-    def _in_strips(self, x: Candidate) -> Iterator[Candidate]:
+    def _in_strips(self, x: Candidate, most: float) -> Iterator[Candidate]:
         """Yield the candidate in blocks below and beside each other, while all of op(A) and some columns of
         op(B) stay on the device. The first block is made as soon as one strip of each is there, and each
         strip that comes is used for several blocks. Panels are no deeper than usual unless chunks have to be
-        decoded whole: the device waits for the first ones, and for each of those that follow."""
+        decoded whole: the device waits for the first ones, and for each of those that follow. most: as of
+        `_with_room`."""
         p, budget = self.problem, self.budget
         if not self._may_stay(x) or len(budget.weights) > 1 or p.row_bytes or x.c_buffers == 1:
             return
@@ -393,7 +410,7 @@ class _Search:
             rows, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
             panels = replace(x.panels, resident=True, rows=rows, columns=min(COLUMNS, across))
             if reuses(bm, bn, panels.deepest, p.least):
-                yield from self._with_room(x._replace(bm=bm, bn=bn, panels=panels))
+                yield from self._with_room(x._replace(bm=bm, bn=bn, panels=panels), most)
 
 
 def finish(p: Problem, budget: Budget, rates: Rates, x: Candidate) -> Plan:

@@ -14,6 +14,7 @@ from examples import examples
 from ooc_gemm.planning.candidates import MAX_DEPTH, MIN_DEPTH, Candidate, Ring, outputs, rings
 from ooc_gemm.planning.chunk_set import ChunkSet
 from ooc_gemm.planning.cost import CostModel
+from ooc_gemm.planning.ledger import decoders
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.panels import MORE_BUFFERS, Panels
 from ooc_gemm.planning.problem import Matrix, Problem
@@ -364,13 +365,15 @@ chunk = st.sampled_from([128, 512, 2048, 5000])
 
 
 @settings(max_examples=examples(60), deadline=None)
-@example(16384, 40000, 16384, (128, 128, 512, 128), 4, False, True, 33, 13.0, 8.5, 11.0, 32.0, False, 0)
+@example(16384, 40000, 16384, (128, 128, 512, 128), 4, False, True, 33, 13.0, 8.5, 11.0, 32.0, False, 0,
+         (0.5, 0.5, 0.5), 0.0)  # fmt: skip
 @given(extent, extent, extent, st.tuples(chunk, chunk, chunk, chunk), st.sampled_from([1, 4, 8]),
        st.booleans(), st.booleans(), st.integers(28, 34), st.floats(10.0, 14.5), st.floats(8.5, 11.0),
        st.floats(9.5, 11.0), st.sampled_from([32.0, 500.0]), st.booleans(),
-       st.sampled_from([0, 2]))  # fmt: skip
+       st.sampled_from([0, 2]), st.tuples(*[st.floats(0.4, 1.2)] * 3),
+       st.sampled_from([0.0, 1e7, 5e8]))  # fmt: skip
 def test_no_candidate_that_is_left_out_would_be_faster(
-    m, n, k, chunks, item, symmetric, device, room, flops, store, bus, thin, keeps, lanes
+    m, n, k, chunks, item, symmetric, device, room, flops, store, bus, thin, keeps, lanes, sharing, unpack
 ):
     """The search leaves out candidates whose bound is above the best so far. Without bounds it finds the
     same."""
@@ -379,6 +382,10 @@ def test_no_candidate_that_is_left_out_would_be_faster(
         n = m
     else:
         a, b = Matrix(m, k, item, *chunks[:2]), Matrix(k, n, item, *chunks[2:])
+    if unpack:
+        a = replace(a, whole=True, stored=(a.chunk_bytes // 3,) * math.prod(a.grid))
+        a = replace(a, encoded="blosc" if device else "")
+        b = replace(a, transposed=True) if symmetric else b
     problem = Problem(
         m,
         n,
@@ -394,9 +401,14 @@ def test_no_candidate_that_is_left_out_would_be_faster(
     budget = Budget(
         1 << room, 0, (1 << room) if device else None, readers=16, writers=8, lanes=0 if device else lanes
     )
+    budget = replace(budget, decodes=256 if device else 0)
+    if not decoders(problem, budget).chunks:
+        problem = replace(problem, a=replace(a, encoded=""))
     rates = Rates(10**flops, 10**store, 10**store / 2, 10**bus, 10**bus, shared=not device, thin=thin)
+    turns, entering, leaving = sharing
+    rates = replace(rates, turns=turns, entering=entering, leaving=leaving, decode=3e9, unpack=unpack)
     found = predict(problem, budget, rates)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CostModel, "least", lambda self, x: 0.0)
+        patch.setattr(CostModel, "least", lambda self, x, may_grow=True: 0.0)
         patch.setattr(CostModel, "least_with_cache", lambda self, x, without: 0.0)
         assert found == pytest.approx(predict(problem, budget, rates), rel=1e-9)
