@@ -165,11 +165,12 @@ def depths(p: Problem, budget: Budget) -> list[int]:
     chunks = {
         p.a.chunk_rows if p.a.transposed else p.a.chunk_cols,
         p.b.chunk_cols if p.b.transposed else p.b.chunk_rows,
-        p.k_chunk,
     }
     found, deepest = {MIN_DEPTH, 512, 1024, 2048, 4096, MAX_DEPTH, k}, MAX_DEPTH
     if p.panel_itemsize <= 2:
         deepest = DEEPEST_BYTES // p.panel_itemsize
+    if p.k_chunk <= deepest or p.a.whole or p.b.whole:
+        chunks.add(p.k_chunk)
     if may_have_lanes(p, budget):
         depth = power_of_two(max(MIN_DEPTH, LANE_BYTES // (max(1, p.m, p.n) * p.panel_itemsize)))
         found.add(depth - depth % min(depth, p.k_chunk))
