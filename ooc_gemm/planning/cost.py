@@ -45,6 +45,11 @@ IN_CACHES = 0.5
 """What copying a piece into a panel takes if both are in the caches of the core, as a share of what it takes
 else (two cores, AᵀA of 1,000,000 × 256 in chunks of 64 columns)."""
 
+LANE_EDGE = 8.0
+"""Height or width of a block at which a thread that multiplies alone takes twice its time, where for threads
+that share a block it is `Rates.edge`: one thread of OpenBLAS multiplies 64 columns at nine tenths of its
+rate, two threads at a quarter of theirs."""
+
 NOT_CLEARED = 128 * MiB
 """Bytes of panels in host memory that the system clears in some milliseconds, for which nothing should be
 read again."""
@@ -152,14 +157,13 @@ class CostModel:
         uploaded = p.m * p.k * _sent_bytes(p.a) * (times if down > 1 else 1)
         uploaded += 0 if p.symmetric else p.k * p.n * _sent_bytes(p.b) * x.times_b(p)
         reading = self._read_once * self._sharing / self.rates.reading(x.ring.readers)
-        if may_have_lanes(
-            p, self._budget
-        ):  # pieces may be multiplied where they were read, and read for both
-            uploaded = reading = 0.0
+        multiplying = self._compute_seconds(x)
+        if may_have_lanes(p, self._budget):  # which may read a piece for both operands, and copy none
+            uploaded, reading, multiplying = 0.0, 0.0, p.flops / self.rates.flops
         stages = {
             "read": reading,
             "upload": uploaded / self.rates.upload,
-            "compute": self._compute_seconds(x) + self._least_unpacking_seconds(x),
+            "compute": multiplying + self._least_unpacking_seconds(x),
             "download": downloaded_bytes(p) / self.rates.download,
             "write": p.m * p.n * x.c.itemsize / self.rates.write * self._sharing,
         }
@@ -318,14 +322,15 @@ class CostModel:
         p, rates = self._problem, self.rates
         passes = len(x.panels) + (REDUCED if p.found_bytes else 0.0)
         width = p.n / max(1, len(column_edges(p, x.bn, True)) - 1) if x.panels.narrowing else x.bn
-        thin = rates.thin * passes / max(1, p.k) + rates.edge / x.bm + rates.edge / width
+        edge = LANE_EDGE if x.panels.lanes else rates.edge
+        thin = rates.thin * passes / max(1, p.k) + edge / x.bm + edge / width
         thin += rates.ready_again / width if x.panels.resident else 0.0
         thin += rates.ready_again / x.bm if x.panels.columns else 0.0
         down = max(1, ceil_div(p.m, x.bm))
         if p.symmetric and len(self._budget.weights) > 1:  # blocks on the diagonal are made whole
             thin += 1 / down
         elif p.symmetric:  # in thin strips whose ends stand out
-            thin += (1 + rates.edge * DIAGONAL_STRIPS / x.bm) / (DIAGONAL_STRIPS * down)
+            thin += (1 + edge * DIAGONAL_STRIPS / x.bm) / (DIAGONAL_STRIPS * down)
         return thin
 
     def _overlapped_seconds(self, x: Candidate, stages: dict[str, float], reads: list[Reads]) -> float:

@@ -116,8 +116,9 @@ def learn_blas(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace,
     if multiplied < max(MULTIPLIED_SECONDS, MULTIPLIED * seconds) or p.check_itemsize or p.found_bytes:
         return ""
     predicted = plan.stage_seconds["compute"]
-    # Other stages use the cores, too, while it multiplies, and are predicted by themselves.
-    alone = max(multiplied / 2, min(multiplied, seconds - (plan.predicted_seconds - predicted)))
+    alone = multiplied
+    if not plan.k_panels.lanes:  # other stages use the cores meanwhile, and are predicted by themselves
+        alone = max(multiplied / 2, min(multiplied, seconds - (plan.predicted_seconds - predicted)))
     flops, changed = used.flops * predicted / alone, math.inf
     if before:
         flops = mean(before["flops"], flops)

@@ -29,6 +29,8 @@ def test_a_small_c_has_lanes_whose_panels_stay_in_the_caches():
     plan = make_plan(tall(), budget(in_memory=True), RATES)
     assert plan.k_panels.lanes == plan.readers == plan.slots == 2
     assert 256 * plan.bk * 4 <= LANE_BYTES
+    at_full_rate = plan.problem.flops / RATES.flops
+    assert at_full_rate < plan.stage_seconds["compute"] < 1.25 * at_full_rate
     assert not make_plan(tall(), budget(lanes=0), RATES).k_panels.lanes
 
 

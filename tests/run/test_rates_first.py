@@ -368,6 +368,21 @@ def test_what_blas_reached_in_a_run_counts_as_much_as_what_was_known(cache, monk
     assert learned(4.0 * factor, plan=checked) == ("", 1e11), "checks multiply, too"
 
 
+def test_lanes_that_multiply_as_fast_as_predicted_change_no_rate(cache, monkeypatch):
+    """Two threads have each multiplied for 4 s, as predicted, and all else took a tenth of a second, not two:
+    that says nothing of BLAS."""
+    monkeypatch.setattr(rates_learned, "MULTIPLIED_SECONDS", 0.5)
+    device, kernel = CPU(), CPU().arithmetic(F4, F4, F4, (512, 512, 512), 0, "auto", "highest")
+    plan = replace(planned(), stage_seconds={"compute": 4.0}, predicted_seconds=6.0)
+    plan = replace(plan, used_rates=replace(plan.used_rates, shared=True, flops=1e11))
+    plan = replace(plan, budget=replace(plan.budget, device=None, lanes=2))
+    plan = replace(plan, k_panels=replace(plan.k_panels, lanes=2))
+    table = {"blas float32": {"flops": 1e11, "thin": 32.0, "brief": True}}
+    remembered.remember(rates.FILE, device.model, {"date": "2026-11-29", "brief": True, "flops": table})
+    assert rates_learned.learn_blas(device, kernel, plan, watched(8.0), 4.1) == ""
+    assert remembered.recall(rates.FILE)[device.model]["flops"] == table
+
+
 @pytest.mark.parametrize(("codec", "parts"), [("zstd", 1), ("blosc", 4)])
 def test_how_fast_a_device_decodes_chunks_is_remembered(arrays, cache, monkeypatch, codec, parts):
     """The fastest of five launches has decoded parts of chunks at 9e8 bytes a second."""
