@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..support.intervals import ceil_div
 from .candidates import Candidate, may_have_lanes
 from .ledger import decoders, panel_elements, parts_of, slot_bytes
-from .machine import Budget, Rates
+from .machine import CACHED, Budget, Rates
 from .panels import MORE_BUFFERS
 from .problem import Matrix, MiB, Problem
 from .reads import Pass, Reads, found_share, found_shares, one_pass
@@ -43,7 +43,8 @@ TOUCHED = 1 / 8
 
 IN_CACHES = 0.5
 """What copying a piece into a panel takes if both are in the caches of the core, as a share of what it takes
-else (two cores, AᵀA of 1,000,000 × 256 in chunks of 64 columns)."""
+else (two cores, AᵀA of 1,000,000 × 256 in chunks of 64 columns). Reading a file in memory to such a place
+takes less than that."""
 
 LANE_EDGE = 8.0
 """Height or width of a block at which a thread that multiplies alone takes twice its time, where for threads
@@ -250,7 +251,10 @@ class CostModel:
         rates, readers = self.rates, x.ring.readers
         in_background = self._budget.in_memory and not rates.shared
         call = (IN_BACKGROUND if in_background else rates.read_seconds) + rates.latency / readers
-        seconds = one.seconds(rates, rates.reading(readers) / self._sharing, call)
+        rate = rates.reading(readers) / self._sharing
+        if x.panels.lanes and (self._budget.in_memory or rates.cached >= CACHED):
+            rate /= IN_CACHES  # what is read stays in the caches of the core
+        seconds = one.seconds(rates, rate, call)
         if s.encoded:
             return Reads(seconds, one.pieces, times, missed, one.nbytes, one.pieces * s.chunk_bytes)
         return Reads(seconds, one.pieces, times, missed, s.rows * s.cols * s.itemsize)

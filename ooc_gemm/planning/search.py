@@ -27,7 +27,7 @@ from .candidates import (
 )
 from .cost import CostModel, Estimate
 from .ledger import fits, ledgers, slot_bytes
-from .machine import Budget, Rates
+from .machine import CACHED, Budget, Rates
 from .panels import BUFFERS, MORE_BUFFERS, MOST_BUFFERS, Panels
 from .plan import Plan
 from .problem import Matrix, Problem
@@ -79,11 +79,6 @@ bring it, so the next one may be much deeper. All blocks have the same panels, s
 
 WORTH_LESS = 0.95
 """Smaller chunks of C, or a smaller ring, are chosen where they need less than this share of the time."""
-
-CACHED = 0.9
-"""Share of the inputs in memory from which lanes are no more than there are cores. Where readers wait for a
-disk, others should multiply meanwhile; where they do not, more threads than cores leave cores idle (two
-cores, AᵀA of 2,000,000 × 256 in the page cache: 1.20 s with two lanes, 1.36 with four)."""
 
 SHORT = 20.0
 """Seconds of a plan up to which smaller rings and chunks of C are tried only if there is much to gain. To try
