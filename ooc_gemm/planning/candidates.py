@@ -218,7 +218,7 @@ def chunk_side(extent: int, near: float, other: int) -> int:
 
 
 def everything(p: Problem, budget: Budget) -> Candidate:
-    """Return the candidate for unlimited memory: C in one block, and panels so deep that their depth costs no
-    time."""
-    panels = Panels(p.k, max(1, p.k), p.k_chunk)
+    """Return the candidate for unlimited memory: C in one block, panels so deep that their depth costs no
+    time, and lanes where there may be any."""
+    panels = Panels(p.k, max(1, p.k), p.k_chunk, lanes=budget.lanes if may_have_lanes(p, budget) else 0)
     return Candidate(outputs(p)[0], max(1, p.m), max(1, p.n), panels, 1, rings(budget)[0])

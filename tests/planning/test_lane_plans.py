@@ -48,6 +48,15 @@ def test_there_are_no_more_lanes_than_cores_where_nobody_waits_for_a_disk(cached
     assert make_plan(tall(), budget(readers=6, lanes=lanes, cores=cores), rates).k_panels.lanes == found
 
 
+def test_workers_have_a_range_of_k_each_where_lanes_take_less_than_two_seconds():
+    """Without lanes it would take longer, and each worker would have two."""
+    rates = replace(RATES, flops=1.2e11, cached=1.0)
+    problem = replace(tall(k=2_000_000), symmetric=False, same=True, read_alike=True)
+    plans = [make_plan(problem, budget(lanes=lanes, workers=2), rates) for lanes in (1, 0)]
+    assert [plan.problem.parts for plan in plans] == [2, 4]
+    assert plans[0].predicted_seconds < 2.0
+
+
 def test_sums_and_panels_are_in_the_ledger():
     plan = make_plan(tall(), budget(in_memory=True), RATES)
     block = 256 * 256 * 4
