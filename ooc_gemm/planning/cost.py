@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..support.intervals import ceil_div
 from .candidates import Candidate, may_have_lanes
 from .ledger import decoders, panel_elements, parts_of, slot_bytes
-from .machine import CACHED, Budget, Rates
+from .machine import Budget, Rates, nobody_waits
 from .panels import MORE_BUFFERS
 from .problem import Matrix, MiB, Problem
 from .reads import Pass, Reads, found_share, found_shares, one_pass
@@ -89,9 +89,10 @@ class CostModel:
     def __init__(self, problem: Problem, budget: Budget, rates: Rates):
         self._problem, self._budget, self.rates = problem, budget, rates
         self._decoders = decoders(problem, budget)
-        self._operands = (problem.a,) if problem.symmetric else (problem.a, problem.b)
-        self._read_once = sum(s.read_bytes_estimate(max(1, s.rows), max(1, s.cols)) for s in self._operands)
-        """Bytes of all operands in the store."""
+        operands = (problem.a,) if problem.symmetric else (problem.a, problem.b)
+        self._stored = sum(s.read_bytes_estimate(max(1, s.rows), max(1, s.cols)) for s in operands)
+        self._decoded = sum(s.rows * s.cols * s.itemsize for s in operands)
+        """Bytes of all operands, in the store and in memory."""
         self._passes: dict[tuple[str, int, int, int, int, int], Pass] = {}
 
     def estimate(self, x: Candidate) -> Estimate:
@@ -152,19 +153,25 @@ class CostModel:
 
         may_grow: whether panels may also grow to twice their depth, where blocks are as high as C.
         """
-        p, down, times = self._problem, ceil_div(self._problem.m, x.bm), x.times_a(self._problem)
+        p = self._problem
         if may_grow and x.bm >= p.m:
             x = x._replace(panels=replace(x.panels, deepest=2 * x.panels.deepest))
-        uploaded = p.m * p.k * _sent_bytes(p.a) * (times if down > 1 else 1)
-        uploaded += 0 if p.symmetric else p.k * p.n * _sent_bytes(p.b) * x.times_b(p)
-        reading = self._read_once * self._sharing / self.rates.reading(x.ring.readers)
-        multiplying = self._compute_seconds(x)
+        times = x.times_a(p) if x.bm < p.m else 1, 0 if p.symmetric else x.times_b(p)
+        brought = [(s, count * s.rows * s.cols) for s, count in zip((p.a, p.b), times, strict=True)]
         if may_have_lanes(p, self._budget):  # which may read a piece for both operands, and copy none
-            uploaded, reading, multiplying = 0.0, 0.0, p.flops / self.rates.flops
+            reading, uploaded, multiplying = 0.0, 0.0, p.flops / self.rates.flops
+        else:
+            reading = self._stored * self._sharing / self.rates.reading(x.ring.readers)
+            uploaded = sum(elements * _sent_bytes(s) for s, elements in brought)
+            multiplying = self._compute_seconds(x)
+        if self._decoders.chunks:  # a device decodes as many at a time as it has memory for
+            at_once = self._decoders.chunks * min(map(parts_of, p.encoded))
+            unpacked = sum(elements * s.itemsize for s, elements in brought if s.encoded)
+            multiplying += unpacked / at_once / self.rates.unpack
         stages = {
             "read": reading,
             "upload": uploaded / self.rates.upload,
-            "compute": multiplying + self._least_unpacking_seconds(x),
+            "compute": multiplying,
             "download": downloaded_bytes(p) / self.rates.download,
             "write": p.m * p.n * x.c.itemsize / self.rates.write * self._sharing,
         }
@@ -185,7 +192,7 @@ class CostModel:
         predicted without one: each piece is read at least once, into memory that the system clears first."""
         p, down = self._problem, ceil_div(self._problem.m, x.bm)
         times = max(1, x.times_a(p), down)
-        held = min(x.cache * slot_bytes(p, x), sum(s.rows * s.cols * s.itemsize for s in self._operands))
+        held = min(x.cache * slot_bytes(p, x), self._decoded)
         stages = without.stages | {"read": without.stages["read"] / times + held / self.rates.touch}
         if self.rates.shared:
             alone = sum(stages.values())
@@ -252,7 +259,7 @@ class CostModel:
         in_background = self._budget.in_memory and not rates.shared
         call = (IN_BACKGROUND if in_background else rates.read_seconds) + rates.latency / readers
         rate = rates.reading(readers) / self._sharing
-        if x.panels.lanes and (self._budget.in_memory or rates.cached >= CACHED):
+        if x.panels.lanes and nobody_waits(self._budget, rates):
             rate /= IN_CACHES  # what is read stays in the caches of the core
         seconds = one.seconds(rates, rate, call)
         if s.encoded:
@@ -281,18 +288,6 @@ class CostModel:
         chunks = unpacked / chunk
         times = turns * math.ceil(chunks / turns / self._decoders.chunks)
         return min(times, chunks) * chunk / parts / self.rates.unpack
-
-    def _least_unpacking_seconds(self, x: Candidate) -> float:
-        """Return the seconds in which a device decodes all chunks, as many at a time as it has memory for,
-        each time that they are needed."""
-        p = self._problem
-        if not self._decoders.chunks:
-            return 0.0
-        times = x.times_a(p) if x.bm < p.m else 1, 0 if p.symmetric else x.times_b(p)
-        each = zip((p.a, p.b), times, strict=True)
-        unpacked = sum(count * s.rows * s.cols * s.itemsize for s, count in each if s.encoded)
-        at_once = self._decoders.chunks * min(map(parts_of, p.encoded))
-        return unpacked / at_once / self.rates.unpack
 
     def _uploaded_bytes(self, x: Candidate, reads: list[Reads]) -> float:
         """Bytes that are copied into panels. If the thread that has read a piece multiplies it, the piece

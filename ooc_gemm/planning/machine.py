@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from ..support.intervals import ceil_div
 
 CACHED = 0.9
-"""Share of the inputs in memory from which reading counts as a copy (`Rates.cached`), and lanes are no more
-than there are cores. Where readers wait for a disk, others should multiply meanwhile; where they do not, more
-threads than cores leave cores idle (two cores, AᵀA of 2,000,000 × 256 in the page cache: 1.20 s with two
-lanes, 1.36 with four)."""
+"""Share of the inputs in memory (`Rates.cached`) from which readers count as waiting for no disk."""
 
 
 @dataclass(frozen=True)
@@ -151,3 +148,8 @@ class Budget:
     def enough(self, nbytes: int) -> int:
         """Return the smallest limit of the host that allows what takes so many bytes with this limit."""
         return ceil_div(8 * (nbytes - self.eighths * (self.host // 8)), 8 - self.eighths)
+
+
+def nobody_waits(budget: Budget, rates: Rates) -> bool:
+    """Whether readers wait for no disk, because what they read is in memory."""
+    return budget.in_memory or rates.cached >= CACHED

@@ -27,7 +27,7 @@ from .candidates import (
 )
 from .cost import CostModel, Estimate
 from .ledger import fits, ledgers, slot_bytes
-from .machine import CACHED, Budget, Rates
+from .machine import Budget, Rates, nobody_waits
 from .panels import BUFFERS, MORE_BUFFERS, MOST_BUFFERS, Panels
 from .plan import Plan
 from .problem import Matrix, Problem
@@ -333,7 +333,9 @@ class _Search:
             return
         small = max(p.m, p.n) * depth * p.panel_itemsize <= LANE_BYTES
         lanes = max(threads, x.ring.readers)
-        if self.budget.in_memory or self.cost.rates.cached >= CACHED:
+        # Where readers wait for a disk, others should multiply meanwhile. Where they do not, more threads
+        # than cores leave cores idle (AᵀA of 2,000,000 × 256 on two: 1.20 s with two lanes, 1.36 with four).
+        if nobody_waits(self.budget, self.cost.rates):
             lanes = min(lanes, max(threads, self.budget.cores))
         panels = replace(x.panels, lanes=lanes, buffers=lanes)
         if not (small or ((p.a.whole or p.b.whole) and depth <= p.k_chunk)) or len(panels) < panels.sums:
