@@ -64,6 +64,11 @@ MULTIPLYING, READING = 0.4, 0.6
 """Shares of the time that is left which one measurement takes."""
 SIDES, DEPTH = (2048, 1024, 512), 512
 """Sides of the square block of C, and depth of the panels, by which BLAS is timed."""
+ROUNDS = 2, 3
+"""Least and greatest number of multiplications of which the fastest counts."""
+ELEMENT = 1 << 25
+"""What is multiplied where the time depends on the values: `slices` multiplies such integers twice, as it does
+most that 16 bits do not hold."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ class _First:
     def all(self) -> None:
         """Measure what is missing, each with a share of the time that is left."""
         wanted, budget = self._wanted, self._wanted.budget
-        if budget.device is None and wanted.arithmetic.kernel != "slices":  # whose time depends on the values
+        if budget.device is None:
             self._blas()
         reads = [x for x in wanted.inputs if x.place and not x.traits.remote and self._read_name(x)]
         target = wanted.c[0] and self._write_name()
@@ -244,7 +249,7 @@ class _First:
         usual, longest = device.rates(arithmetic), MULTIPLYING * self._left()
         room = HELD * (self._wanted.budget.host - self._wanted.budget.host_baseline)
         for side in SIDES:
-            takes = 3 * 2 * side * side * DEPTH / usual.flops
+            takes = ROUNDS[0] * 2 * side * side * DEPTH / usual.flops
             holds = side * side * arithmetic.block.itemsize + 4 * side * DEPTH * arithmetic.panel.itemsize
             if takes <= longest and holds <= room:
                 break
@@ -296,21 +301,24 @@ def _past_the_cache(file: int) -> None:
 
 
 def _multiplied(device: Device, arithmetic: Arithmetic, side: int, longest: float) -> float:
-    """Return the seconds of the fastest of some multiplications of side×DEPTH by DEPTH×side."""
+    """Return the seconds of the fastest of some multiplications of side×DEPTH by DEPTH×side. Each has panels
+    of its own, because a session forgets how large the elements are of those that it has multiplied."""
     size, trace = arithmetic.panel.itemsize, Trace(recorded=False)
     a, b = Matrix(side, DEPTH, size, side, DEPTH), Matrix(DEPTH, side, size, DEPTH, side)
     c = Matrix(side, side, arithmetic.block.itemsize, side, side)
     problem = Problem(side, side, DEPTH, a, b, c, size, arithmetic.block.itemsize)
     plan = make_plan(problem, Budget(1 << 50, 0, None), device.rates(arithmetic))
     plan = replace(plan, bm=side, bn=side, k_panels=replace(plan.k_panels, deepest=DEPTH), c_buffers=1)
-    block = next(plan.blocks())
+    block, element = next(plan.blocks()), 1.0
+    if arithmetic.kernel == "slices":
+        element = ELEMENT
     session = device.open(plan, Operation(arithmetic), trace)
     try:
-        for piece in plan.pieces(block, (0, DEPTH)):
-            session.upload(np.ones(piece.shape), piece, 0)
-        session.wait(COMPUTE, session.record(UPLOAD))
-        start, rounds = time.perf_counter(), 0
-        while rounds < 3 and (rounds < 2 or time.perf_counter() < start + longest):
+        start, rounds, (least, most) = time.perf_counter(), 0, ROUNDS
+        while rounds < most and (rounds < least or time.perf_counter() < start + longest):
+            for piece in plan.pieces(block, (0, DEPTH)):
+                session.upload(np.full(piece.shape, element), piece, 0)
+            session.wait(COMPUTE, session.record(UPLOAD))
             session.multiply(block, (0, DEPTH), (0, 0), 0, True)
             session.record(COMPUTE).synchronize()
             rounds += 1

@@ -12,6 +12,7 @@ from conftest import make
 
 import ooc_gemm
 from ooc_gemm.bench.tables import rates_tables
+from ooc_gemm.devices.cpu import integers
 from ooc_gemm.devices.cpu.device import CPU
 from ooc_gemm.devices.cpu.session import HostMemory
 from ooc_gemm.devices.cuda import choice
@@ -86,6 +87,26 @@ def test_the_first_run_measures_remembers_and_says_so(arrays, worth_it, cache):
     assert again.plan.used_rates.note.startswith("measured briefly 20")
     assert again.plan.used_rates.flops == own["flops"]["blas float32"]["flops"]
     assert again.plan.used_rates.write == folder["write_cached_bytes_per_second"]
+
+
+@pytest.mark.parametrize(("dtype", "key"), [("i4", "slices float64 to int64"), ("i8", "slices int64")])
+def test_integers_that_may_be_cut_are_timed_as_such(arrays, worth_it, cache, monkeypatch, dtype, key):
+    """What is timed is cut in slices every time, as it is of most such integers. Those of the run are small."""
+    cut, choose = [], integers.parts_of
+
+    def parts_of(*given):
+        found = choose(*given)
+        cut.append(found.cut is not None)
+        return found
+
+    monkeypatch.setattr(integers, "parts_of", parts_of)
+    make("x", np.arange(96 * 96, dtype=dtype).reshape(96, 96) % 10, chunks=(32, 32))
+    done = ooc_gemm.multiply("x", "x", "z", device="cpu")
+    timed = rates_first.ROUNDS[1]
+    assert cut[:timed] == [True] * timed
+    assert not any(cut[timed:])
+    known = json.loads((cache / rates.FILE).read_text())[CPU().model]["flops"]
+    assert 0 < known[key]["flops"] == done.plan.used_rates.flops
 
 
 def ooc_gemm_read(name):
