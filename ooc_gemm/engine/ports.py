@@ -358,7 +358,8 @@ class Uploads(HostMemory, Protocol):
     def upload(self, source: Array, piece: Piece, buffer: int) -> Event:
         """Copy a piece (rows × cols, on the host) to its place in a panel or C block. `source` may change
         once the event has completed. Of an operand whose chunks are decoded on the device
-        (`Matrix.encoded`), `source` may be a chunk as it is stored, in one dimension."""
+        (`Matrix.encoded`), `source` may be its chunks as they are stored, in one dimension and without
+        gaps."""
 
     def onward(self, piece: Piece, dtype: np.dtype[Any], buffer: int) -> Onward | None:
         """Return the place on the device of a piece, if others than `upload` can copy it there. Its `ended`

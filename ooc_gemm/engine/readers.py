@@ -81,8 +81,9 @@ def _start(
 
 
 def _used(slot: Slot) -> int | None:
-    """Return the bytes at the beginning of a slot that are used, where it holds a chunk as it is stored; None
-    for all. None are where another reader is filling it, which will pin them before this one's turn comes."""
+    """Return the bytes at the beginning of a slot that are used, where it holds chunks as they are stored;
+    None for all. None are where another reader is filling it, which will pin them before this one's turn
+    comes."""
     view = slot.view
     if view is None:
         return 0

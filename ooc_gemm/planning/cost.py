@@ -263,7 +263,7 @@ class CostModel:
             rate /= IN_CACHES  # what is read stays in the caches of the core
         seconds = one.seconds(rates, rate, call)
         if s.encoded:
-            return Reads(seconds, one.pieces, times, missed, one.nbytes, one.pieces * s.chunk_bytes)
+            return Reads(seconds, one.pieces, times, missed, one.nbytes, one.unpacked)
         return Reads(seconds, one.pieces, times, missed, s.rows * s.cols * s.itemsize)
 
     def _read_seconds(self, x: Candidate, reads: list[Reads], slot: int) -> float:

@@ -19,6 +19,8 @@ class Pass(NamedTuple):
     """So many pieces go through slots."""
     calls: float
     """So many calls read them: one for each row where a part of each row of a chunk is read."""
+    unpacked: float = 0.0
+    """Decoded size in bytes of the chunks that a device decodes."""
 
     def seconds(self, rates: Rates, rate: float, call: float) -> float:
         """Return the seconds of one pass at `rate` bytes per second and `1/call` calls per second."""
@@ -35,8 +37,10 @@ def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
     stacked = s.chunks_of_piece(slot, col_step) * s.chunk_rows
     if s.whole:
         pieces = touches(s.rows, row_step, stacked) * col_touches
-        decoded = 0.0 if s.encoded else float(count * s.chunk_bytes)
-        return Pass(nbytes, decoded, pieces, count)
+        decoded = float(count * s.chunk_bytes)
+        return (
+            Pass(nbytes, 0.0, pieces, count, decoded) if s.encoded else Pass(nbytes, decoded, pieces, count)
+        )
     cuts = max(1, ceil_div(s.rows * s.cols * s.itemsize, slot * max(1, count)))
     pieces = touches(s.rows, row_step, stacked) * col_touches * cuts
     by_rows = rows_apart(s.chunk_cols, min(col_step, s.chunk_cols), s.skipped)

@@ -67,8 +67,8 @@ SIDES, DEPTH = (2048, 1024, 512), 512
 ROUNDS = 2, 3
 """Least and greatest number of multiplications of which the fastest counts."""
 ELEMENT = 1 << 25
-"""What is multiplied where the time depends on the values: `slices` multiplies such integers twice, as it does
-most that 16 bits do not hold."""
+"""What is multiplied where the time depends on the values: `slices` multiplies such integers twice, as it
+does most that 16 bits do not hold."""
 
 
 @dataclass(frozen=True)

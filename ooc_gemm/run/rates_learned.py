@@ -97,7 +97,8 @@ def learn(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace) -> s
 def learn_blas(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace, seconds: float) -> str:
     """Remember the geometric mean of the rate of BLAS that was known, and of the one that a finished run of
     so many seconds has shown; the latter alone where none was known. Where others use the cores, a machine is
-    faster in one hour than in the next. What `slices` takes depends on the values, so a run of it shows nothing.
+    faster in one hour than in the next. A run of `slices` shows nothing, because its time depends on the
+    values.
 
     A rate that the user has measured (`info --measure`) stays. Returns a sentence about what is remembered;
     "" where nothing is that would matter to the user.

@@ -69,6 +69,22 @@ def test_the_result_is_that_of_what_the_host_decodes(monkeypatch, codec, dtype, 
     assert np.array_equal(c, wanted)
 
 
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("chunks", [(256, 256), (128, 128), (130, 170)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_pieces_of_several_chunks(monkeypatch, codec, chunks, turned):
+    """Whether decoded chunks lie side by side or not."""
+    monkeypatch.setattr(ooc_gemm.run.prepare, "_fastest", sent_if_any)
+    stored("float32", codec, chunks=chunks, turned=turned)
+    found, c = product("c", transpose_a=turned, transpose_b=turned)
+    assert found.plan.problem.a.encoded
+    assert found.plan.problem.a.chunks_of_piece(found.plan.slot_bytes, 1 << 20) > 1
+    assert found.bytes_uploaded == found.plan.bytes_uploaded
+    monkeypatch.setattr(rates, "UNPACK", 0.0)
+    _, wanted = product("d", transpose_a=turned, transpose_b=turned)
+    assert np.allclose(c, wanted, rtol=1e-5, atol=1e-3)
+
+
 @pytest.mark.parametrize("codec", ["zstd", "bits"])
 def test_many_panels_and_blocks(monkeypatch, codec):
     """Chunks are decoded again and again in the same memory."""

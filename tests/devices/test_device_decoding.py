@@ -18,6 +18,7 @@ import ooc_gemm
 from ooc_gemm import StoreError
 from ooc_gemm.cuda_kernels import driver
 from ooc_gemm.devices.cuda import rates
+from ooc_gemm.devices.cuda.decoding import Decoding
 from ooc_gemm.planning import ledger
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.problem import Problem
@@ -34,10 +35,12 @@ CHECKSUM = zarr.codecs.ZstdCodec(level=3, checksum=True)
 CHUNKS = 64, 72
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """A folder. Smaller chunks than usual go to the device."""
-    monkeypatch.setattr(compressed, "STACKED_BYTES", 1000)
+@pytest.fixture(autouse=True, params=["alone", "stacked"])
+def here(request, tmp_path, monkeypatch):
+    """A folder. Smaller chunks than usual go to the device, each alone or several in a piece."""
+    monkeypatch.setattr(compressed, "LEAST_SENT", 1000)
+    if request.param == "alone":
+        monkeypatch.setattr(compressed, "STACKED_BYTES", 1000)
     monkeypatch.setattr(ledger, "DECODING_ROOM", 1 << 16)
     cupy_on_cpu.install(monkeypatch)
     monkeypatch.setattr(rates, "UNPACK", 1e12)
@@ -105,7 +108,7 @@ def test_files_in_memory_are_read_in_the_background(memory, monkeypatch, codecs)
     begun, real = [], files.start_read
 
     def start_read(jobs, *given):
-        begun.append(jobs)
+        begun.extend(jobs)
         return real(jobs, *given)
 
     monkeypatch.setattr(files, "start_read", start_read)
@@ -172,6 +175,7 @@ def test_pieces_that_stay_in_host_memory_are_decoded_again(monkeypatch):
     x, y, wanted = matrices(shape=(600, 500, 400))
     stored(x, y)
     make_some = with_blocks(128, 144, 160)
+    monkeypatch.setattr(ooc_gemm.run.prepare, "_fastest", sent_if_any)
     monkeypatch.setattr(
         ooc_gemm.run.prepare, "make_plan", lambda *given: make_some(*given).with_cache(1 << 10)
     )
@@ -240,6 +244,32 @@ def test_more_chunks_than_are_decoded_at_a_time(monkeypatch):
     _, c = product()
     assert np.array_equal(c, wanted.real)
     assert decoded() >= (15 * 7 + 8 * 6) // 5
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("chunks", [(30, 70), (64, 72)], ids=["with gaps", "without gaps"])
+@pytest.mark.parametrize("ops", [(False, False), (True, True)])
+def test_a_piece_of_several_chunks_goes_to_its_panel(request, monkeypatch, ops, chunks, sharded):
+    """Whether decoded chunks lie side by side, and whether all are decoded at a time or three."""
+    monkeypatch.setattr(ledger, "MOST_DECODED", 3)
+    x, y, wanted = matrices(shape=(400, 500, 450), ops=ops)
+    shards = tuple(4 * side for side in chunks) if sharded else None
+    for name, values in (("a", x), ("b", y)):
+        make(name, np.ascontiguousarray(values), compressors=ZSTD, chunks=chunks, shards=shards)
+    monkeypatch.setattr(ooc_gemm.run.prepare, "_fastest", sent_if_any)
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(100, 110, 130))
+    pieces, upload = [], Decoding.upload
+
+    def spied(self, data, piece, buffer):
+        pieces.append(-(-piece.rows[1] // chunks[0]) - piece.rows[0] // chunks[0])
+        return upload(self, data, piece, buffer)
+
+    monkeypatch.setattr(Decoding, "upload", spied)
+    found, c = product(transpose_a=ops[0], transpose_b=ops[1], chunks=(50, 55))
+    assert np.array_equal(c, wanted.real)
+    assert (max(pieces) > 1) is ("stacked" in request.node.name)
+    assert decoded() >= sum(pieces) / 3
+    assert found.bytes_uploaded == found.plan.bytes_uploaded
 
 
 def test_each_place_waits_until_what_lies_there_is_decoded_and_decoding_for_copies(monkeypatch):

@@ -91,7 +91,7 @@ def test_the_first_run_measures_remembers_and_says_so(arrays, worth_it, cache):
 
 @pytest.mark.parametrize(("dtype", "key"), [("i4", "slices float64 to int64"), ("i8", "slices int64")])
 def test_integers_that_may_be_cut_are_timed_as_such(arrays, worth_it, cache, monkeypatch, dtype, key):
-    """What is timed is cut in slices every time, as it is of most such integers. Those of the run are small."""
+    """What is timed is cut in slices every time, as most such integers are. Those of the run are small."""
     cut, choose = [], integers.parts_of
 
     def parts_of(*given):

@@ -1,7 +1,7 @@
 """Chunks that come to a GPU as they are stored, and are decoded there (kernels/prepare/zstd.cu
 and blosc.cu).
 
-slot ──copy──► stored │ stored │ …  ──all at once──► decoded │ decoded │ …  ──one by one──► panel
+slot ──copies──► stored │ stored │ …  ──all at once──► decoded │ decoded │ …  ──piece by piece──► panel
 
 Copies have a stream of their own, and stored chunks two places, so some arrive while others are decoded.
 Everything else happens in the stream for uploads, so memory is used again as soon as work on it has been
@@ -30,7 +30,7 @@ from ...planning.ledger import (
 from ...planning.plan import Plan
 from ...planning.schedule import Piece
 from ...support.buffers import Bytes
-from ...support.intervals import round_up
+from ...support.intervals import overlaps, round_up
 from ...support.trace import DECODE
 from .gpu import GPU
 from .timing import Timing
@@ -38,6 +38,11 @@ from .timing import Timing
 UNIT = 16
 """Bytes in which kernels count where chunks begin."""
 _TO_HOST = 2
+
+
+def _taken(size: int) -> int:
+    """Return the bytes that a stored chunk takes on the device."""
+    return round_up(size + DECODING_PADDING, UNIT)
 
 
 class UndecodedError(Exception):
@@ -95,6 +100,8 @@ class Decoding:
         configs = {name: preparations.decode(name, device.shared_bytes) for name in names}
         self._kernels = {name: (config, load(config)[name]) for name, config in configs.items()}
         self._waiting: list[Decoded] = []
+        self._count = 0
+        """Chunks that are waiting to be decoded."""
         self._chunks = {name: list[tuple[int, int, int, int]]() for name in configs}
         """Where chunks lie that are waiting, by what has compressed them: in what is stored and in what is
         decoded, in units of UNIT bytes, and how long both are."""
@@ -105,29 +112,51 @@ class Decoding:
         return piece.source in self._matrices and bool(self._matrices[piece.source].encoded)
 
     def upload(self, data: Array, piece: Piece, buffer: int) -> Event:
-        """Start to copy a chunk as it is stored, of which a piece goes to a panel. `data` may change once the
-        event has completed. The chunk is decoded with others."""
-        stream, size = self._copies, len(data)
-        s, dtype = self._matrices[piece.source], self._types[piece.source]
-        (i, j), row, col = piece.chunk, piece.rows[0], piece.cols[0]
+        """Start to copy the chunks of a piece as they are stored, without gaps, from which the piece goes to
+        a panel. `data` may change once the event has completed. The chunks are decoded with others."""
+        s, stream, at = self._matrices[piece.source], self._copies, data.ctypes.data
+        rows = [(i, (row, stop)) for i, row, stop in overlaps(*piece.rows, s.chunk_rows)]
+        rest = [(each, s.stored_size(i, piece.chunk[1])) for i, each in rows]
+        if len(rest) == 1:  # which may have changed since its array was opened
+            rest = [(rest[0][0], len(data))]
         with self._lock:
-            if len(self._waiting) == self._most or self._used + size + DECODING_PADDING > self._room:
-                self._decode()
-            place = self._arriving
-            if place.free:
-                driver.wait(stream.ptr, place.free)
-                place.free = None
-            number, at = len(self._waiting), place.at + self._used
             start = self._timing.begin_copy(UPLOAD, stream)
-            driver.copy(TO_DEVICE, at, size, data.ctypes.data, size, size, 1, stream.ptr)
-            copied = self._timing.end(UPLOAD, start, stream, size, operand=piece.operand, chunk=piece.chunk)
-            to = number * self._decoded_area
+            while rest:
+                fitting, used = 0, self._used
+                for _, size in rest[: self._most - self._count]:
+                    if used + size + DECODING_PADDING > self._room:
+                        break
+                    fitting, used = fitting + 1, used + _taken(size)
+                self._take(rest[:fitting], at, piece, buffer)
+                at += sum(size for _, size in rest[:fitting])
+                rest = rest[fitting:]
+                if rest:
+                    self._decode()
+            return self._timing.end(
+                UPLOAD, start, stream, len(data), operand=piece.operand, chunk=piece.chunk
+            )
+
+    def _take(
+        self, chunks: list[tuple[tuple[int, int], int]], source: int, piece: Piece, buffer: int
+    ) -> None:
+        """Start to copy some chunks of a piece from this address, and note where their elements will be.
+        `chunks`: the rows of each that belong to the piece, and its stored bytes."""
+        s, dtype, stream = self._matrices[piece.source], self._types[piece.source], self._copies
+        if chunks and self._arriving.free:
+            driver.wait(stream.ptr, self._arriving.free)
+            self._arriving.free = None
+        gapless = s.chunk_bytes == self._decoded_area
+        for number, ((row, stop), size) in enumerate(chunks):
+            driver.copy(TO_DEVICE, self._arriving.at + self._used, size, source, size, size, 1, stream.ptr)
+            to = self._count * self._decoded_area
             self._chunks[s.encoded].append((self._used // UNIT, size, to // UNIT, s.chunk_bytes))
-            first = (row - i * s.chunk_rows) * s.chunk_cols + col - j * s.chunk_cols
-            address = self._decoded + to + first * dtype.itemsize
-            self._waiting.append(Decoded(piece, dtype, buffer, address, s.chunk_cols))
-            self._used += round_up(size + DECODING_PADDING, UNIT)
-        return copied
+            if not (gapless and number):
+                skipped = row % s.chunk_rows * s.chunk_cols + piece.cols[0] % s.chunk_cols
+                into = piece.into[0] + row - piece.rows[0], piece.into[1]
+                part = piece._replace(rows=(row, chunks[-1][0][1] if gapless else stop), into=into)
+                address = self._decoded + to + skipped * dtype.itemsize
+                self._waiting.append(Decoded(part, dtype, buffer, address, s.chunk_cols))
+            self._used, self._count, source = self._used + _taken(size), self._count + 1, source + size
 
     def complete(self) -> None:
         """Start to decode all chunks that have been uploaded, and to bring them to their panels."""
@@ -162,7 +191,7 @@ class Decoding:
         self._timing.end(DECODE, start, stream, 0)
         self._arriving, self._other = self._other, self._arriving
         self._waiting.clear()
-        self._used = 0
+        self._used = self._count = 0
 
     def check(self) -> None:
         """Raise UndecodedError where a chunk could not be decoded of those whose work has completed."""

@@ -32,9 +32,9 @@ STACKED_BYTES = 256 << 10
 decoding is less than a tenth, and pieces of several would keep fewer readers busy."""
 
 
-LARGEST_SENT = 16 << 20
-"""Bytes of the largest decoded chunks that are handed on to a device, which decodes many at a time, and each
-no faster than a core does."""
+LEAST_SENT, LARGEST_SENT = 64 << 10, 16 << 20
+"""Bytes of the smallest and of the largest decoded chunks that are handed on to a device, which decodes many
+at a time, and each no faster than a core does."""
 
 SENT = 16
 """One in so many chunks of an array that a device decodes may be as large as before it was compressed. These
@@ -62,15 +62,15 @@ class CompressedSource(Source):
 
     @property
     def sends(self) -> str:
-        """Returns the name of the compressor, if a device can decode what it makes, a piece is one chunk, and
-        chunks are read from files into slots."""
+        """Returns the name of the compressor, if a device can decode what it makes, and chunks are read from
+        files into slots."""
         return self.compressor.name if self._folder and self.compressor.sends and self._worth_sending else ""
 
     @cached_property
     def _worth_sending(self) -> bool:
         """Whether chunks are neither small nor large, and few of them are not compressed."""
         s = self.matrix
-        if s.stored is None or not STACKED_BYTES < s.chunk_bytes <= LARGEST_SENT:
+        if s.stored is None or not LEAST_SENT <= s.chunk_bytes <= LARGEST_SENT:
             return False
         return sum(size >= s.chunk_bytes for size in s.stored) * SENT <= len(s.stored)
 
@@ -92,8 +92,7 @@ class CompressedSource(Source):
     def file_of(self, i: int, j: int) -> Job | None:
         """Return where a chunk was stored when the array was opened; None where it was not, or that is not
         known. Raises ValueError where the index of its shard is damaged."""
-        s = self.matrix
-        size = s.stored[i * s.grid[1] + j] if s.stored is not None else 0
+        size = self.matrix.stored_size(i, j)
         if not size or self._folder is None:
             return None
         offset, _ = self._chunks.extent(i, j)
@@ -197,24 +196,47 @@ class EncodedSource(Source):
         self, piece: Piece, slot: Bytes, onward: Onward | None = None
     ) -> Callable[[], tuple[Array, int]]:
         """Reads files in memory in the background."""
-        read, job = partial(self.read, piece, slot), None
-        with suppress(OSError, ValueError):
-            job = self._source.file_of(*piece.chunk) if self.asynchronous else None
-            if job and job.nbytes <= len(slot):
-                data = slot[: job.nbytes]
-                end = files.start_read([job], data)
-                return lambda: self._ended(end, data, piece, slot)
-        return read
+        jobs = self._jobs(piece, slot) if self.asynchronous else []
+        with suppress(OSError):
+            if jobs:
+                end = files.start_read(jobs, slot[: _total(jobs)])
+                return partial(self._ended, end, jobs, piece, slot)
+        return partial(self.read, piece, slot)
 
-    def _ended(self, end: Callable[[], bool], data: Bytes, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """Return what `read` returns of a chunk that is read in the background."""
+    def _jobs(self, piece: Piece, slot: Bytes) -> list[Job]:
+        """Return where the chunks of a piece are stored; an empty list where one is missing, that is not
+        known, or the slot does not hold them."""
+        found, j = list[Job | None](), piece.chunk[1]
+        with suppress(OSError, ValueError):
+            found = [self._source.file_of(i, j) for i, *_ in overlaps(*piece.rows, self.matrix.chunk_rows)]
+        jobs = [job for job in found if job]
+        return jobs if len(jobs) == len(found) and _total(jobs) <= len(slot) else []
+
+    def _ended(
+        self, end: Callable[[], bool], jobs: list[Job], piece: Piece, slot: Bytes
+    ) -> tuple[Array, int]:
+        """Return what `read` returns of chunks that are being read to the front of a slot."""
         if not end():
-            return self.read(piece, slot)
-        if self._source.compressor.can_send(data, self.matrix.chunk_bytes):
-            return data, len(data)
-        return self._source.read(piece, slot)
+            return self.read(piece, slot) if len(jobs) == 1 else self._source.read(piece, slot)
+        compressor, size, at = self._source.compressor, self.matrix.chunk_bytes, 0
+        for job in jobs:
+            if not compressor.can_send(slot[at : at + job.nbytes], size):
+                return self._source.read(piece, slot)
+            at += job.nbytes
+        return slot[:at], at
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
-        """Returns the stored bytes of the chunk, in one dimension, or decodes what cannot be handed on."""
-        data = self._source.stored(piece, slot)
-        return self._source.read(piece, slot) if data is None else (data, len(data))
+        """Returns the stored bytes of the chunks, in one dimension and without gaps, or decodes what cannot
+        be handed on."""
+        if piece.rows[1] <= (piece.chunk[0] + 1) * self.matrix.chunk_rows:
+            data = self._source.stored(piece, slot)
+            return self._source.read(piece, slot) if data is None else (data, len(data))
+        jobs = self._jobs(piece, slot)
+        if not jobs:
+            return self._source.read(piece, slot)
+        return self._ended(partial(files.read, jobs, slot[: _total(jobs)]), jobs, piece, slot)
+
+
+def _total(jobs: list[Job]) -> int:
+    """Return the bytes of all jobs."""
+    return sum(job.nbytes for job in jobs)

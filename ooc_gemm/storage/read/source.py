@@ -55,8 +55,8 @@ class Source:
         return ""
 
     def sending(self) -> "Source":
-        """Return a source of the same array that hands chunks on as they are stored, in one dimension, to a
-        device that decodes them (`Matrix.encoded`)."""
+        """Return a source of the same array that hands chunks on as they are stored, in one dimension and
+        without gaps, to a device that decodes them (`Matrix.encoded`)."""
         return self
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
