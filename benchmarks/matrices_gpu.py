@@ -19,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,9 @@ ERROR = {"e": 1e-3, "f": 2e-6, "d": 1e-13, "F": 2e-6, "D": 1e-13}
 """Largest relative Frobenius error of sampled rows, by the type of C."""
 UNMEASURED = 1.3
 """The longest that a case may take where no rates are remembered, in times of a run with measured ones."""
-AGAIN_SECONDS = 4.0
-"""Seconds in which the rates of memory are measured again before each case: on a machine that others use,
-they change within minutes."""
+AGAIN_SECONDS = 3.0
+"""Seconds in which the rates of memory are measured again before each case, and halfway through its warm runs:
+on a machine that others use, they change within minutes. The limit is the mean of both."""
 THREADS = 16
 """Threads whose rate of decoding is the limit where chunks are compressed."""
 ROWS = 8
@@ -190,8 +191,8 @@ def fresh(command: list[str], c: Path, folder: Path | None = None) -> Run:
     return {"wall_seconds": wall, "seconds": said["seconds"], "predicted": said["plan"]["predicted_seconds"]}
 
 
-def measure(case: Case, place: Path, repeat: int) -> Run:
-    """Run a case warm and fresh, and compare what it made."""
+def measure(case: Case, place: Path, repeat: int, measure_rates: Callable[[], Any]) -> Run:
+    """Run a case warm and fresh, and compare what it made. `measure_rates`: measures the rates of memory."""
     a, b, c = place / "a", place / "b", place / "c"
     make(a, case.a, case.chunks_a, case, 1)
     options: Run = LIMITS | {"out_dtype": case.out_dtype}
@@ -201,14 +202,19 @@ def measure(case: Case, place: Path, repeat: int) -> Run:
     else:
         make(b, case.b, case.chunks_b or case.chunks_a, case, 2)
         call, names, flags = ooc_gemm.multiply, [str(a), str(b), str(c)], ["multiply"]
-    found = []
-    for _ in range(repeat + 1):
-        shutil.rmtree(c, ignore_errors=True)
-        found.append(call(*names, **options))
-    warm = sorted(found[1:], key=lambda result: result.seconds)
-    result = warm[len(warm) // 2]
+    found, both = [], list[dict[str, float]]()
     arrays = [a, b] if case.b else [a]
-    limits = limits_of(result, arrays if case.codec != "none" else ())
+    for _ in range(2):
+        measure_rates()
+        some = []
+        for _ in range(repeat + 1):  # the first one finds a plan with these rates
+            shutil.rmtree(c, ignore_errors=True)
+            some.append(call(*names, **options))
+        found += some[1:]
+        both.append(limits_of(found[-1], arrays if case.codec != "none" else ()))
+    warm = sorted(found, key=lambda result: result.seconds)
+    result = warm[len(warm) // 2]
+    limits = {stage: statistics.mean(each[stage] for each in both) for stage in both[0]}
     by = max(limits, key=lambda stage: limits[stage])
     error = error_of(a, b if case.b else None, c)
     command = [
@@ -244,6 +250,7 @@ def measure(case: Case, place: Path, repeat: int) -> Run:
         "limit_seconds": limits[by],
         "limit_by": by,
         "limits": limits,
+        "limits_of_each_half": both,
         "ratio": result.seconds / limits[by],
         "compute_rate": rate,
         "stage_seconds": result.stage_seconds,
@@ -295,6 +302,7 @@ def main(only: tuple[str, ...], repeat: int, tmpfs: Path, commit: str | None, ou
     start, device = time.perf_counter(), open_device("cuda")
     info.measure_with(device, [place])
     click.echo(f"measured rates: {time.perf_counter() - start:.1f} s")
+    again = partial(info.measure_places, device, [place], seconds=AGAIN_SECONDS)
     report: Run = head("gpu matrices", commit) | {
         "repeat": repeat,
         "cases": [],
@@ -304,8 +312,7 @@ def main(only: tuple[str, ...], repeat: int, tmpfs: Path, commit: str | None, ou
         for case in CASES:
             if only and case.name not in only:
                 continue
-            info.measure_places(device, [place], seconds=AGAIN_SECONDS)
-            row = measure(case, place, repeat)
+            row = measure(case, place, repeat, again)
             report["cases"].append(row)
             row["missed"] = judge(row)
             bad += len(row["missed"])

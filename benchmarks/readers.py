@@ -248,7 +248,8 @@ def compare(cases: list[tuple[str, Case]], sides: dict[str, Path], args: argpars
                     command = [sys.executable, str(Path(__file__)), "--measure", f"{folder}/a"]
                     command += ["--readers", str(args.readers)]
                     command += ["--product", args.product] if args.product else []
-                    environment = {**os.environ, "PYTHONPATH": str(root)}
+                    paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+                    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
                     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, check=True)
                     runs[side].append(json.loads(done.stdout))
         record: dict[str, Any] = {"case": case.name, "place": place, "chunk_bytes": case.nbytes}

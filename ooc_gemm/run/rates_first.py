@@ -26,7 +26,7 @@ from ..storage.read.source import Opened, Source
 from ..storage.write.staging_folder import DIRECT_BYTES
 from ..support.buffers import Bytes
 from ..support.errors import Error
-from ..support.intervals import round_up
+from ..support.intervals import ceil_div, round_up
 from ..support.remembered import recall, remember
 from ..support.timed import by_one_thread, for_a_while
 from ..support.trace import Trace
@@ -281,15 +281,16 @@ def _read(source: Source, buffers: list[Bytes], longest: float) -> tuple[float, 
 
 
 def _spread(s: Matrix, slot_bytes: int) -> Iterator[Piece]:
-    """Yield a piece of each chunk of a stored matrix, far apart from each other."""
-    count = math.prod(s.grid)
+    """Yield pieces of a stored matrix, far apart from each other: of one chunk, or of several as in a run."""
+    slot = slot_bytes if s.whole else min(slot_bytes, PIECE_BYTES)
+    height = s.chunks_of_piece(slot, s.chunk_cols) * s.chunk_rows
+    count = ceil_div(s.rows, height) * s.grid[1]
     step = max(1, count // 61) | 1
     while math.gcd(step, count) != 1:
         step += 1
-    slot = slot_bytes if s.whole else min(slot_bytes, PIECE_BYTES)
     for number in range(count):
         i, j = divmod(number * step % count, s.grid[1])
-        rows = i * s.chunk_rows, min(s.rows, (i + 1) * s.chunk_rows)
+        rows = i * height, min(s.rows, (i + 1) * height)
         cols = j * s.chunk_cols, min(s.cols, (j + 1) * s.chunk_cols)
         yield next(cut("a", s, rows, cols, slot))
 

@@ -21,6 +21,7 @@ from ooc_gemm.planning.cost import CostModel
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.problem import Matrix, Problem
 from ooc_gemm.planning.search import _Search, make_plan
+from ooc_gemm.planning.traits import StoreTraits
 from ooc_gemm.run import rates, rates_first, rates_learned
 from ooc_gemm.storage.read.inputs import open_input
 from ooc_gemm.support import remembered
@@ -203,6 +204,16 @@ def test_small_chunks_do_not_show_how_fast_a_file_system_is(arrays, worth_it, mo
     run()
     (folder,) = remembered.recall(rates.FILE)[CPU().model]["folders"].values()
     assert not [name for name in folder if name.startswith(("read", "cached", "decode"))]
+
+
+def test_as_many_chunks_are_read_at_a_time_as_in_a_run():
+    """Pieces of four chunks of 1 MiB, each once."""
+    traits = StoreTraits(asynchronous=True, stackable=True)
+    matrix = Matrix(5 * 2048 + 512, 8 * 512, 4, 512, 512, traits=traits)
+    pieces = list(rates_first._spread(matrix, 64 * MiB))
+    assert len({piece.place for piece in pieces}) == len(pieces) == 6 * 8
+    assert {piece.shape for piece in pieces} == {(2048, 512), (512, 512)}
+    assert sum(rows * cols for rows, cols in (piece.shape for piece in pieces)) == matrix.rows * matrix.cols
 
 
 def test_measuring_holds_a_share_of_the_memory_limit(arrays, worth_it, monkeypatch):
