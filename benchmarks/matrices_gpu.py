@@ -43,8 +43,8 @@ ERROR = {"e": 1e-3, "f": 2e-6, "d": 1e-13, "F": 2e-6, "D": 1e-13}
 UNMEASURED = 1.3
 """The longest that a case may take where no rates are remembered, in times of a run with measured ones."""
 AGAIN_SECONDS = 3.0
-"""Seconds in which the rates of memory are measured again before each case, and halfway through its warm runs:
-on a machine that others use, they change within minutes. The limit is the mean of both."""
+"""Seconds in which the rates of memory are measured again before each case, and halfway through its warm
+runs: on a machine that others use, they change within minutes. The limit is the mean of both."""
 THREADS = 16
 """Threads whose rate of decoding is the limit where chunks are compressed."""
 ROWS = 8

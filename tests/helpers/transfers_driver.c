@@ -103,11 +103,15 @@ static long rename_all(void) {
     enum { MANY = 7, MOST = 64 };
     static int64_t numbers[NUMBERS * MANY];
     static int64_t names[IN_NAME * MANY];
+    static int64_t at[MANY];
+    static char folders[4096];
+    int64_t state[] = {[FOLDER] = 0, [NAME] = 0, [OPEN] = 0, [ERROR] = 0};
     static char pairs[MOST * 2 * 4096];
     int64_t count, all = 0;
     size_t end = 0;
-    void* const opened = listing_open(folder);
-    while ((count = listing_next(opened, MANY, "*", numbers, names)) > 0) {
+    snprintf(folders, sizeof folders, "%s", folder);
+    while ((count = listing_files(folders, 1, "*", MANY, state, at, numbers, names)) > 0) {
+        if (state[ERROR] != 0) return -1;
         for (int64_t i = 0; i < count && all < MOST; i++, all++) {
             if (numbers[NUMBERS * i] < 0) return -1;
             const long name = (long)names[IN_NAME * i];
@@ -115,7 +119,7 @@ static long rename_all(void) {
             end += (size_t)sprintf(pairs + end, "%s/%ld.new", folder, name) + 1;
         }
     }
-    listing_close(opened);
+    listing_close(state);
     int64_t* const found = malloc(sizeof(int64_t) * NUMBERS * (size_t)all);
     const long renamed = (long)listing_rename(pairs, all, found);
     free(found);
