@@ -15,9 +15,10 @@ ROW_READ_BYTES = 32 << 10
 """A read of its own for each row pays when it saves more than this many bytes a row: a `pread` from Python
 costs 5 to 10 µs that readers cannot share (the interpreter lock), the page cache gives 4 GB/s or more."""
 
-MOST_STACKED = 16
-"""Most chunks of a piece. Where they are read in the background, each is an open file, of which a process may
-have 1024."""
+STACKED, MOST_STACKED, STACK_BYTES = 16, 64, 4 * MiB
+"""Most chunks of a piece: STACKED, or where its reader decodes none as many as take STACK_BYTES, up to
+MOST_STACKED. A piece's own way costs as much as that of 20 chunks of 16 KiB (H200 machine, .2 ms), but of large
+pieces there are too few for all readers."""
 
 CHUNK_BYTES = (16 * MiB, 4 * MiB, 1 * MiB)
 """Chunk sizes tried for a new C, the preferred one first; the smaller ones are for small budgets."""
@@ -137,7 +138,10 @@ class Matrix:
         cols = min(cols, self.chunk_cols)
         apart = not self.whole and rows_apart(self.chunk_cols, cols, self.skipped)
         line = (cols if apart else self.chunk_cols) * self.itemsize
-        return max(1, min(MOST_STACKED, slot_bytes // max(1, self.chunk_rows * line)))
+        most = STACKED
+        if self.encoded or not self.whole:
+            most = max(STACKED, min(MOST_STACKED, STACK_BYTES // max(1, self.chunk_bytes)))
+        return max(1, min(most, slot_bytes // max(1, self.chunk_rows * line)))
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """Return the columns that are read to get columns [start, stop) of one chunk: those alone, with one

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.transform import missing_of
-from ..planning.problem import MOST_STACKED
 from ..storage.read.source import Opened
 from .stream import Array, Needs, Pieces, Progress, Range
 
@@ -280,6 +279,8 @@ def the_pass(opened: Opened, limit: int, threads: int = 0) -> Pieces:
     """The pass that finds moments of columns, as of `column_moments`. Raises BudgetError before anything is
     read."""
     columns, s = opened.shape[1], opened.matrix
-    width = min(columns, s.chunk_rows * MOST_STACKED if s.transposed else s.chunk_cols)
+    width = min(
+        columns, s.chunk_rows * s.chunks_of_piece(limit, s.chunk_cols) if s.transposed else s.chunk_cols
+    )
     needs = Needs(columns * 3 * 8, WORK_BYTES + width * LINE_BYTES, threads=threads)
     return Pieces(opened, limit, "find the means of", needs)

@@ -13,7 +13,7 @@ from conftest import make
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 import ooc_gemm
-from ooc_gemm.planning.problem import MOST_STACKED
+from ooc_gemm.planning.problem import STACKED
 from ooc_gemm.planning.schedule import cut
 from ooc_gemm.planning.traffic import piece_read_bytes
 from ooc_gemm.storage.format import zstd
@@ -75,7 +75,7 @@ def test_every_element_is_read_once(tmp_path, layout, missing):
         found[slice(*piece.rows), slice(*piece.cols)] = view
         assert nbytes == piece_read_bytes(s, piece)
         counts.append(-(-(piece.rows[1] - piece.rows[0]) // s.chunk_rows))
-    assert 1 < max(counts) <= MOST_STACKED
+    assert 1 < max(counts) <= STACKED
     assert np.array_equal(found[first:rows, left:cols], values[first:rows, left:cols])
     assert np.isnan(found).sum() == values.size - (rows - first) * (cols - left)
     assert open_files() == before
