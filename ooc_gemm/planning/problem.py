@@ -17,8 +17,8 @@ costs 5 to 10 µs that readers cannot share (the interpreter lock), the page cac
 
 STACKED, MOST_STACKED, STACK_BYTES = 16, 64, 4 * MiB
 """Most chunks of a piece: STACKED, or where its reader decodes none as many as take STACK_BYTES, up to
-MOST_STACKED. A piece's own way costs as much as that of 20 chunks of 16 KiB (H200 machine, .2 ms), but of large
-pieces there are too few for all readers."""
+MOST_STACKED. A piece's own way costs as much as that of 20 chunks of 16 KiB (H200 machine, .2 ms), but of
+large pieces there are too few for all readers."""
 
 CHUNK_BYTES = (16 * MiB, 4 * MiB, 1 * MiB)
 """Chunk sizes tried for a new C, the preferred one first; the smaller ones are for small budgets."""
