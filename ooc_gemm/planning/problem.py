@@ -18,7 +18,8 @@ costs 5 to 10 µs that readers cannot share (the interpreter lock), the page cac
 STACKED, MOST_STACKED, STACK_BYTES = 16, 64, 4 * MiB
 """Most chunks of a piece: STACKED, or where its reader decodes none as many as take STACK_BYTES, up to
 MOST_STACKED. A piece's own way costs as much as that of 20 chunks of 16 KiB (H200 machine, .2 ms), but of
-large pieces there are too few for all readers."""
+large pieces there are too few for all readers. Files in memory have one, which only begins reads: their
+pieces have up to MOST_STACKED."""
 
 CHUNK_BYTES = (16 * MiB, 4 * MiB, 1 * MiB)
 """Chunk sizes tried for a new C, the preferred one first; the smaller ones are for small budgets."""
@@ -140,7 +141,8 @@ class Matrix:
         line = (cols if apart else self.chunk_cols) * self.itemsize
         most = STACKED
         if self.encoded or not self.whole:
-            most = max(STACKED, min(MOST_STACKED, STACK_BYTES // max(1, self.chunk_bytes)))
+            fitting = STACK_BYTES // max(1, self.chunk_bytes)
+            most = MOST_STACKED if self.traits.asynchronous else max(STACKED, min(MOST_STACKED, fitting))
         return max(1, min(most, slot_bytes // max(1, self.chunk_rows * line)))
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
