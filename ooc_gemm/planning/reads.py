@@ -37,10 +37,9 @@ def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
     stacked = s.chunks_of_piece(slot, col_step) * s.chunk_rows
     if s.whole:
         pieces = touches(s.rows, row_step, stacked) * col_touches
-        decoded = float(count * s.chunk_bytes)
-        return (
-            Pass(nbytes, 0.0, pieces, count, decoded) if s.encoded else Pass(nbytes, decoded, pieces, count)
-        )
+        size = float(count * s.chunk_bytes)
+        by_readers, by_device = (0.0, size) if s.encoded else (size, 0.0)
+        return Pass(nbytes, by_readers, pieces, count, by_device)
     cuts = max(1, ceil_div(s.rows * s.cols * s.itemsize, slot * max(1, count)))
     pieces = touches(s.rows, row_step, stacked) * col_touches * cuts
     by_rows = rows_apart(s.chunk_cols, min(col_step, s.chunk_cols), s.skipped)

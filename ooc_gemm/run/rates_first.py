@@ -310,15 +310,14 @@ def _multiplied(device: Device, arithmetic: Arithmetic, side: int, longest: floa
     problem = Problem(side, side, DEPTH, a, b, c, size, arithmetic.block.itemsize)
     plan = make_plan(problem, Budget(1 << 50, 0, None), device.rates(arithmetic))
     plan = replace(plan, bm=side, bn=side, k_panels=replace(plan.k_panels, deepest=DEPTH), c_buffers=1)
-    block, element = next(plan.blocks()), 1.0
-    if arithmetic.kernel == "slices":
-        element = ELEMENT
+    block, element = next(plan.blocks()), ELEMENT if arithmetic.kernel == "slices" else 1.0
+    values = [(np.full(piece.shape, element), piece) for piece in plan.pieces(block, (0, DEPTH))]
     session = device.open(plan, Operation(arithmetic), trace)
     try:
         start, rounds, (least, most) = time.perf_counter(), 0, ROUNDS
         while rounds < most and (rounds < least or time.perf_counter() < start + longest):
-            for piece in plan.pieces(block, (0, DEPTH)):
-                session.upload(np.full(piece.shape, element), piece, 0)
+            for array, piece in values:
+                session.upload(array, piece, 0)
             session.wait(COMPUTE, session.record(UPLOAD))
             session.multiply(block, (0, DEPTH), (0, 0), 0, True)
             session.record(COMPUTE).synchronize()

@@ -70,7 +70,7 @@ def test_the_result_is_that_of_what_the_host_decodes(monkeypatch, codec, dtype, 
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("chunks", [(256, 256), (128, 128), (130, 170)])
+@pytest.mark.parametrize("chunks", [(256, 256), (64, 64), (130, 170)])
 @pytest.mark.parametrize("turned", [False, True])
 def test_pieces_of_several_chunks(monkeypatch, codec, chunks, turned):
     """Whether decoded chunks lie side by side or not."""

@@ -115,10 +115,13 @@ class Decoding:
         """Start to copy the chunks of a piece as they are stored, without gaps, from which the piece goes to
         a panel. `data` may change once the event has completed. The chunks are decoded with others."""
         s, stream, at = self._matrices[piece.source], self._copies, data.ctypes.data
-        rows = [(i, (row, stop)) for i, row, stop in overlaps(*piece.rows, s.chunk_rows)]
-        rest = [(each, s.stored_size(i, piece.chunk[1])) for i, each in rows]
+        rest = [
+            ((row, stop), s.stored_size(i, piece.chunk[1]))
+            for i, row, stop in overlaps(*piece.rows, s.chunk_rows)
+        ]
         if len(rest) == 1:  # which may have changed since its array was opened
-            rest = [(rest[0][0], len(data))]
+            rest = [(piece.rows, len(data))]
+        assert sum(size for _, size in rest) == len(data), "all others are as long as they were"
         with self._lock:
             start = self._timing.begin_copy(UPLOAD, stream)
             while rest:
@@ -139,8 +142,8 @@ class Decoding:
     def _take(
         self, chunks: list[tuple[tuple[int, int], int]], source: int, piece: Piece, buffer: int
     ) -> None:
-        """Start to copy some chunks of a piece from this address, and note where their elements will be.
-        `chunks`: the rows of each that belong to the piece, and its stored bytes."""
+        """Start to copy some chunks of a piece from the address `source`, and note where their elements will
+        be. `chunks`: the rows of each that belong to the piece, and its stored bytes."""
         s, dtype, stream = self._matrices[piece.source], self._types[piece.source], self._copies
         if chunks and self._arriving.free:
             driver.wait(stream.ptr, self._arriving.free)

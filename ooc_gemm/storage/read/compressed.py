@@ -32,9 +32,10 @@ STACKED_BYTES = 256 << 10
 decoding is less than a tenth, and pieces of several would keep fewer readers busy."""
 
 
-LEAST_SENT, LARGEST_SENT = 64 << 10, 16 << 20
-"""Bytes of the smallest and of the largest decoded chunks that are handed on to a device, which decodes many
-at a time, and each no faster than a core does."""
+LEAST_SENT, LARGEST_SENT = 16 << 10, 16 << 20
+"""Bytes of the smallest and of the largest decoded chunks that are handed on to a device. It decodes many at
+a time, and each no faster than a core does (1 GiB in chunks of 16 KiB on an H200: 2.1 s, by 16 cores 5.0;
+2026-11-29)."""
 
 SENT = 16
 """One in so many chunks of an array that a device decodes may be as large as before it was compressed. These
