@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...planning.problem import Matrix
+from ...planning.problem import STACKED, Matrix
 from ...planning.schedule import Piece
 from ...support.buffers import PAGE, Bytes, scratch
 from ...support.errors import StoreError, remedy
@@ -38,8 +38,9 @@ a time, and each no faster than a core does (1 GiB in chunks of 16 KiB on an H20
 2026-11-29)."""
 
 SENT = 16
-"""One in so many chunks of an array that a device decodes may be as large as before it was compressed. These
-are decoded by the host."""
+"""One in so many pieces of an array that a device decodes may hold a chunk that is as large as before it was
+compressed; where a piece has several chunks, also one that is missing. These pieces are decoded by the
+host."""
 
 
 class CompressedSource(Source):
@@ -69,11 +70,15 @@ class CompressedSource(Source):
 
     @cached_property
     def _worth_sending(self) -> bool:
-        """Whether chunks are neither small nor large, and few of them are not compressed."""
+        """Whether chunks are neither small nor large, and the host must decode few pieces."""
         s = self.matrix
         if s.stored is None or not LEAST_SENT <= s.chunk_bytes <= LARGEST_SENT:
             return False
-        return sum(size >= s.chunk_bytes for size in s.stored) * SENT <= len(s.stored)
+        sizes = np.reshape(s.stored, s.grid)
+        odd = sizes >= s.chunk_bytes
+        if s.traits.stackable:
+            odd = np.logical_or.reduceat(odd | (sizes == 0), range(0, s.grid[0], STACKED))
+        return bool(odd.sum() * SENT <= odd.size)
 
     def sending(self) -> "Source":
         """Returns a source that hands chunks on."""
