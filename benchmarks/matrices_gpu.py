@@ -45,6 +45,9 @@ UNMEASURED = 1.3
 AGAIN_SECONDS = 3.0
 """Seconds in which the rates of memory are measured again before each case, and halfway through its warm
 runs: on a machine that others use, they change within minutes. The limit is the mean of both."""
+SHORT = 0.05
+"""Seconds of a warm call that is so short that its fresh processes run more than twice as often: what they do
+before it takes .2 to .4 s, and differs by as much from one to the next."""
 THREADS = 16
 """Threads whose rate of decoding is the limit where chunks are compressed."""
 ROWS = 8
@@ -230,11 +233,11 @@ def measure(case: Case, place: Path, repeat: int, measure_rates: Callable[[], An
         "8GiB",
     ]
     command += ["--out-dtype", case.out_dtype] if case.out_dtype else []
-    cold = [fresh(command, c) for _ in range(repeat)]
-    unmeasured = []
+    cold, unmeasured = list[Run](), list[Run]()
     with tempfile.TemporaryDirectory() as name:
         kernels = Path(name) / "cache"
-        for _ in range(repeat):
+        for _ in range(repeat if result.seconds > SHORT else 2 * repeat + 1):  # in turns: hosts change
+            cold.append(fresh(command, c))
             shutil.rmtree(kernels, ignore_errors=True)  # the run before has learned rates
             shutil.copytree(cache.folder(), kernels, ignore=shutil.ignore_patterns(FILE))
             unmeasured.append(fresh(command, c, kernels))
