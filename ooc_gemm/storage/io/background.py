@@ -15,6 +15,8 @@ import os
 import struct
 from array import array
 from collections.abc import Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 from ...support.buffers import Bytes
@@ -33,8 +35,9 @@ STEP_BYTES = 1 << 20
 few enough for caches of processors, and enough for a copy's own cost."""
 PLACES_BYTES = (4 * THREADS + 1) * STEP_BYTES
 """Bytes of the places that threads have for them, and of one from which a copy is timed."""
-TASK_BYTES = 256 << 10
-"""Fewest bytes of short jobs that a thread is woken for."""
+TASK_BYTES = 1 << 20
+"""Bytes of short jobs that a thread is woken for. Where it was woken for a quarter of them, chunks of 64 KiB
+took 23 µs of processor time instead of 20 (two cores, 2026-11-29)."""
 
 
 class _Libraries(NamedTuple):
@@ -89,6 +92,10 @@ class Job(NamedTuple):
     """Bytes from row to row; the size of a file that comes from a device, which ends with zeros."""
 
 
+_NUMBERS = itemgetter(1, 2, 3, 4)
+"""Returns all fields of a job but the path."""
+
+
 class Transfer:
     """A transfer of bytes between a buffer and files that has been started."""
 
@@ -123,9 +130,10 @@ class Transfer:
 
 def _together(jobs: Sequence[Job], buffer: Bytes | None, parts: int) -> int:
     """Return how many jobs a thread carries out one after the other: several where they are short."""
-    if parts > 1 or buffer is None:
+    each = 0 if buffer is None else len(buffer) // len(jobs)
+    if parts > 1 or buffer is None or 2 * each >= STEP_BYTES:
         return 1
-    return max(1, TASK_BYTES * len(jobs) // max(1, len(buffer)))
+    return TASK_BYTES // max(1, each)
 
 
 def in_places(jobs: Sequence[Job], buffer: Bytes, parts: int, step: int, line: int) -> bool:
@@ -151,8 +159,8 @@ def read(jobs: Sequence[Job], buffer: Bytes, quick: bool) -> bool:
 
 def _packed(jobs: Sequence[Job]) -> tuple[bytes, bytes]:
     """Return the paths of jobs, and their numbers, as transfers.c wants them."""
-    paths = b"".join([os.fsencode(job.path) + b"\0" for job in jobs])
-    return paths, array("q", [number for job in jobs for number in job[1:]]).tobytes()
+    paths = os.fsencode("\0".join([job.path for job in jobs])) + b"\0"
+    return paths, array("q", chain.from_iterable(map(_NUMBERS, jobs))).tobytes()
 
 
 def stamp(path: str) -> tuple[int, int] | None:
