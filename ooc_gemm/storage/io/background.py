@@ -133,7 +133,7 @@ def _together(jobs: Sequence[Job], buffer: Bytes | None, parts: int) -> int:
     each = 0 if buffer is None else len(buffer) // len(jobs)
     if parts > 1 or buffer is None or 2 * each >= STEP_BYTES:
         return 1
-    return TASK_BYTES // max(1, each)
+    return max(1, TASK_BYTES // max(1, each))
 
 
 def in_places(jobs: Sequence[Job], buffer: Bytes, parts: int, step: int, line: int) -> bool:
