@@ -236,9 +236,10 @@ def measure_product(folder: str, device: str) -> dict[str, float]:
     return {**quickest(product, count), "right": float(right)}
 
 
-def compare(cases: list[tuple[str, Case]], sides: dict[str, Path], args: argparse.Namespace) -> list[Any]:
-    """Measure all cases with both sides in turns, and return a record of each."""
-    records = []
+def compare(
+    cases: list[tuple[str, Case]], sides: dict[str, Path], args: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Measure all cases with both sides in turns, and yield a record of each."""
     for place, case in cases:
         with tempfile.TemporaryDirectory(dir=getattr(args, place)) as folder:
             make(case, Path(folder) / "a", args.chunks if case.nbytes < 1 << 18 else args.chunks // 4)
@@ -259,14 +260,13 @@ def compare(cases: list[tuple[str, Case]], sides: dict[str, Path], args: argpars
                 record[f"{side}_{key}"] = round(min(run[key] for run in found), 2)
         record["ratio"] = round(record["after_cpu_us"] / record["before_cpu_us"], 3)
         record["wall_ratio"] = round(record["after_wall_us"] / record["before_wall_us"], 3)
-        records.append(record)
         wrong = "" if record["right"] else "  wrong elements"
         print(
             f"{case.name:16} {place:6} {record['before_cpu_us']:8.1f} {record['after_cpu_us']:8.1f} "
             f"{record['ratio']:6.2f} {record['wall_ratio']:6.2f}{wrong}",
             flush=True,
         )
-    return records
+        yield record
 
 
 def git(*words: str) -> str:
@@ -295,6 +295,22 @@ def machine() -> dict[str, Any]:
     }
 
 
+def write(args: argparse.Namespace, before: Path, records: list[dict[str, Any]]) -> None:
+    """Write the results that there are. `before`: the folder of the other side, if one was given."""
+    result = {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "before": args.before if before.is_dir() else git("rev-parse", "--short", args.before),
+        "after": git("describe", "--always", "--dirty") if (ROOT / ".git").exists() else "",
+        "machine": machine(),
+        "readers": args.readers,
+        "product": args.product,
+        "load": os.getloadavg(),
+        "bar": BAR,
+        "cases": records,
+    }
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     """Measure what is asked for, print a table, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -321,29 +337,20 @@ def main() -> int:
     cases = [(place, case) for case in CASES for place in ("disk", "memory")]
     cases = [x for x in cases if not args.only or {x[0], x[1].name} & set(args.only)]
     given, worktree = Path(args.before).resolve(), Path(tempfile.mkdtemp())
+    records = list[dict[str, Any]]()
     try:
         if not given.is_dir():
             git("worktree", "add", "--detach", str(worktree / "before"), args.before)
         print(f"{'CPU time of a chunk, µs':23} {'before':>8} {'after':>8} {'ratio':>6} {'wall':>6}")
         before = given if given.is_dir() else worktree / "before"
-        records = compare(cases, {"before": before, "after": ROOT}, args)
+        for record in compare(cases, {"before": before, "after": ROOT}, args):
+            records.append(record)
+            if args.out:  # whatever ends the next case
+                write(args, given, records)
     finally:
         if not given.is_dir():
             git("worktree", "remove", "--force", str(worktree / "before"))
         shutil.rmtree(worktree, ignore_errors=True)
-    if args.out:
-        result = {
-            "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "before": args.before if given.is_dir() else git("rev-parse", "--short", args.before),
-            "after": git("describe", "--always", "--dirty") if (ROOT / ".git").exists() else "",
-            "machine": machine(),
-            "readers": args.readers,
-            "product": args.product,
-            "load": os.getloadavg(),
-            "bar": BAR,
-            "cases": records,
-        }
-        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return int(not all(record["right"] and record["ratio"] <= BAR for record in records))
 
 
