@@ -166,6 +166,13 @@ class RecordingSession(CPUSession):
         super().wait(stream, event)
 
 
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """An empty cache."""
+    monkeypatch.setenv("OOC_GEMM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """Memory limits count as in a process that has done nothing yet, whatever tests ran before, nor is a plan

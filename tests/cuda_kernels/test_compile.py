@@ -36,13 +36,6 @@ def nvrtc() -> None:
         pytest.skip(f"no NVRTC: {error}")
 
 
-@pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty kernel cache; not created yet."""
-    monkeypatch.setenv("OOC_GEMM_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 # ---- configurations ----------------------------------------------------------------------------
 
 
