@@ -107,8 +107,8 @@ class Matrix:
         return self.rows * self.cols * self.itemsize if self.stored is None else sum(self.stored)
 
     def stored_size(self, i: int, j: int) -> int:
-        """Return the bytes of one stored chunk; 0 where it is missing, or that is not known."""
-        return self.stored[i * self.grid[1] + j] if self.stored is not None else 0
+        """Return the bytes of one stored chunk; 0 where it is missing."""
+        return self.chunk_bytes if self.stored is None else self.stored[i * self.grid[1] + j]
 
     @cached_property
     def largest_stored(self) -> int:

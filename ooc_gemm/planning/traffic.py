@@ -63,7 +63,7 @@ def piece_read_bytes(s: Matrix, piece: Piece) -> int:
     """Return the bytes that reading a piece moves from the store."""
     width, total = piece.span[1] - piece.span[0], 0
     for i, row, row_stop in overlaps(*piece.rows, s.chunk_rows):
-        stored = s.chunk_bytes if s.stored is None else s.stored[i * s.grid[1] + piece.chunk[1]]
+        stored = s.stored_size(i, piece.chunk[1])
         total += stored if s.whole or not stored else (row_stop - row) * width * s.itemsize
     return total
 

@@ -105,7 +105,7 @@ def learn_blas(device: Device, arithmetic: Arithmetic, plan: Plan, watch: Trace,
     """
     used, p, multiplied = plan.used_rates, plan.problem, watch.seconds["compute"]
     multiplied /= plan.budget.lanes if plan.k_panels.lanes else 1  # so many threads multiply at a time
-    if not used.shared or plan.budget.workers > 1 or arithmetic.kernel == "slices":  # as of `rates_first`
+    if not used.shared or plan.budget.workers > 1 or arithmetic.kernel == "slices":
         return ""
     known, key = recall(FILE).get(device.model, {}), kernel_key(arithmetic)
     kernels = possible(known.get("flops"), device.most_flops)

@@ -100,8 +100,6 @@ class Decoding:
         configs = {name: preparations.decode(name, device.shared_bytes) for name in names}
         self._kernels = {name: (config, load(config)[name]) for name, config in configs.items()}
         self._waiting: list[Decoded] = []
-        self._count = 0
-        """Chunks that are waiting to be decoded."""
         self._chunks = {name: list[tuple[int, int, int, int]]() for name in configs}
         """Where chunks lie that are waiting, by what has compressed them: in what is stored and in what is
         decoded, in units of UNIT bytes, and how long both are."""
@@ -126,7 +124,7 @@ class Decoding:
             start = self._timing.begin_copy(UPLOAD, stream)
             while rest:
                 fitting, used = 0, self._used
-                for _, size in rest[: self._most - self._count]:
+                for _, size in rest[: self._most - self._count()]:
                     if used + size + DECODING_PADDING > self._room:
                         break
                     fitting, used = fitting + 1, used + _taken(size)
@@ -148,10 +146,10 @@ class Decoding:
         if chunks and self._arriving.free:
             driver.wait(stream.ptr, self._arriving.free)
             self._arriving.free = None
-        gapless = s.chunk_bytes == self._decoded_area
+        gapless, first = s.chunk_bytes == self._decoded_area, self._count()
         for number, ((row, stop), size) in enumerate(chunks):
             driver.copy(TO_DEVICE, self._arriving.at + self._used, size, source, size, size, 1, stream.ptr)
-            to = self._count * self._decoded_area
+            to = (first + number) * self._decoded_area
             self._chunks[s.encoded].append((self._used // UNIT, size, to // UNIT, s.chunk_bytes))
             if not (gapless and number):
                 skipped = row % s.chunk_rows * s.chunk_cols + piece.cols[0] % s.chunk_cols
@@ -159,7 +157,11 @@ class Decoding:
                 part = piece._replace(rows=(row, chunks[-1][0][1] if gapless else stop), into=into)
                 address = self._decoded + to + skipped * dtype.itemsize
                 self._waiting.append(Decoded(part, dtype, buffer, address, s.chunk_cols))
-            self._used, self._count, source = self._used + _taken(size), self._count + 1, source + size
+            self._used, source = self._used + _taken(size), source + size
+
+    def _count(self) -> int:
+        """Return how many chunks are waiting to be decoded."""
+        return sum(map(len, self._chunks.values()))
 
     def complete(self) -> None:
         """Start to decode all chunks that have been uploaded, and to bring them to their panels."""
@@ -194,7 +196,7 @@ class Decoding:
         self._timing.end(DECODE, start, stream, 0)
         self._arriving, self._other = self._other, self._arriving
         self._waiting.clear()
-        self._used = self._count = 0
+        self._used = 0
 
     def check(self) -> None:
         """Raise UndecodedError where a chunk could not be decoded of those whose work has completed."""

@@ -174,8 +174,7 @@ class LazySource(Source):
         view = place[:, piece.cols[0] - span[0] : piece.cols[1] - span[0]]
         if not s.whole:
             return view, place.nbytes
-        (i, j), stored = piece.chunk, s.stored or ()
-        return view, stored[i * s.grid[1] + j]
+        return view, s.stored_size(*piece.chunk)
 
     def _alone(self, work: Callable[[], T]) -> T:
         thread = self._thread = _thread(os.getpid(), self._depth)  # another one after a fork

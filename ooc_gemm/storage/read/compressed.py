@@ -99,7 +99,7 @@ class CompressedSource(Source):
         """Return where a chunk was stored when the array was opened; None where it was not, or that is not
         known. Raises ValueError where the index of its shard is damaged."""
         size = self.matrix.stored_size(i, j)
-        if not size or self._folder is None:
+        if self.matrix.stored is None or not size or self._folder is None:
             return None
         offset, _ = self._chunks.extent(i, j)
         return Job(self._folder.path(self._chunks.key(i, j)), offset, size)

@@ -73,7 +73,6 @@ class DecodedSource(Source):
     def _decoded(self, piece: Piece, part: tuple[slice, slice]) -> tuple[Array, int]:
         """Return a part of the array that lies in one chunk, and the bytes read. Raises whatever the store
         and the codecs raise."""
-        s, (i, j) = self.matrix, piece.chunk
         if self._folder is not None:
             files.check(self._folder.path(self._key(piece)), self._most)
         found: Any = self._answers.of(self._array.async_array.getitem(part))
@@ -81,7 +80,7 @@ class DecodedSource(Source):
             self._missing(piece, self._key(piece))
         if self._counter is not None:
             return found, self._counter.taken()
-        return found, s.stored[i * s.grid[1] + j] if s.stored else s.chunk_bytes
+        return found, self.matrix.stored_size(*piece.chunk)
 
     def cancel(self) -> None:
         """Wakes all threads that wait for a chunk."""

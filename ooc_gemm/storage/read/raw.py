@@ -89,7 +89,7 @@ class RawSource(Source):
         try:
             for i, row, row_stop in overlaps(*piece.rows, s.chunk_rows):
                 base, size = self._chunks.extent(i, j)
-                if size == 0 or (s.stored is not None and not s.stored[i * s.grid[1] + j]):
+                if size == 0 or not s.stored_size(i, j):
                     return read
                 offset, count = base + (row - i * s.chunk_rows) * line + skipped, row_stop - row
                 shape = (width, count, line) if by_rows else (count * line, 1, 0)

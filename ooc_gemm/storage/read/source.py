@@ -88,8 +88,7 @@ class Source:
     def _missing(self, piece: Piece, key: str) -> None:
         """Note that the file of a chunk is missing, which stands for the fill value. Raises StoreError where
         it existed when the array was opened."""
-        s, (i, j) = self.matrix, piece.chunk
-        if s.stored is None or s.stored[i * s.grid[1] + j]:
+        if self.matrix.stored_size(*piece.chunk):
             raise StoreError(f"{self.name}: chunk {key} is gone, it was there before; put it back")
 
     def _place(self, piece: Piece, slot: Bytes) -> Array:
