@@ -98,7 +98,10 @@ class Matrix:
 
     @property
     def skipped(self) -> int:
-        """Bytes of an element that are saved where it is not read; 0 where that saves nothing."""
+        """Bytes of an element that are saved where it is not read; 0 where that saves nothing, and many where
+        it costs nothing."""
+        if self.traits.in_process:
+            return ROW_READ_BYTES + 1
         return 0 if self.traits.remote else self.itemsize
 
     @cached_property
@@ -109,6 +112,12 @@ class Matrix:
     def stored_size(self, i: int, j: int) -> int:
         """Return the bytes of one stored chunk; 0 where it is missing."""
         return self.chunk_bytes if self.stored is None else self.stored[i * self.grid[1] + j]
+
+    def stores(self, rows: range, j: int) -> bool:
+        """Whether none of these chunks below each other is missing."""
+        across = self.grid[1]
+        stored = self.stored
+        return stored is None or all(stored[rows.start * across + j : rows.stop * across : across])
 
     @cached_property
     def largest_stored(self) -> int:

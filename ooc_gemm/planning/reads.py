@@ -42,7 +42,7 @@ def one_pass(s: Matrix, row_step: int, col_step: int, slot: int) -> Pass:
         return Pass(nbytes, by_readers, pieces, count, by_device)
     cuts = max(1, ceil_div(s.rows * s.cols * s.itemsize, slot * max(1, count)))
     pieces = touches(s.rows, row_step, stacked) * col_touches * cuts
-    by_rows = rows_apart(s.chunk_cols, min(col_step, s.chunk_cols), s.skipped)
+    by_rows = not s.traits.in_process and rows_apart(s.chunk_cols, min(col_step, s.chunk_cols), s.skipped)
     return Pass(nbytes, 0.0, pieces, s.rows * col_touches if by_rows else count * cuts)
 
 

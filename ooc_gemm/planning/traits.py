@@ -13,6 +13,8 @@ class StoreTraits:
     """Seconds until the store begins to answer; 0 where that takes no time or is not known."""
     asynchronous: bool = False
     """Whether reads and writes continue in the background once they are started."""
+    in_process: bool = False
+    """Whether the elements are in memory of this process, from which any part of a row is copied."""
     stackable: bool = False
     """Whether a piece may consist of several chunks, one below the other, which one task reads and which are
     copied together."""

@@ -1,6 +1,7 @@
 """Pieces that go from files in memory to a device without the interpreter."""
 
 import itertools
+import threading
 
 import cupy_on_cpu
 import numpy as np
@@ -24,6 +25,7 @@ from ooc_gemm.planning.ledger import staged_area
 from ooc_gemm.planning.panels import Panels
 from ooc_gemm.run import budget, prepare
 from ooc_gemm.storage.io import background, files
+from ooc_gemm.storage.io.background import Transfer
 from ooc_gemm.support.trace import Trace
 
 RNG = np.random.default_rng(5)
@@ -166,6 +168,34 @@ def test_pieces_that_the_device_converts(memory, monkeypatch, what, devices, fai
         assert set(placed) == (set() if areas == "none" else kinds[what])
 
 
+@pytest.mark.parametrize("step", [0, 10_000, 50_000])
+def test_short_chunks_go_on_from_places_several_at_a_time(memory, monkeypatch, step):
+    """A thread reads four chunks of 10 KB after each other. Where these fit its places, no slot needs to be
+    pinned for them, also not for the last chunks of a piece."""
+    monkeypatch.setattr(background, "TASK_BYTES", 40_000)
+    monkeypatch.setattr(files, "LEAST_PART", 1 << 20)
+    a = RNG.integers(-9, 9, (1310, 500)).astype("f4")
+    make(memory / "a", a, compressors=None, chunks=(50, 50))
+    monkeypatch.setattr(budget, "STEP_BYTES", step)
+    begun = []
+
+    class Session(CUDASession):
+        def onward(self, piece, dtype, buffer):
+            begun.append((piece, super().onward(piece, dtype, buffer)))
+            return begun[-1][1]
+
+    device = device_with(Session, CUDA)()
+    found = ooc_gemm.gram(str(memory / "a"), transpose=True, device=device, kernel="cublas")
+    assert np.array_equal(found.array, a.T @ a)
+    loose = [
+        onward.taken
+        for piece, onward in begun
+        if onward and not onward.pinned and piece.rows[1] - piece.rows[0] > 2 * 50
+    ]
+    assert loose, "no piece of several chunks met a slot that is not pinned"
+    assert set(loose) == {step == 50_000}
+
+
 @pytest.mark.parametrize("step", [0, 1100, 50_000, 100_000])
 @pytest.mark.parametrize("part", [20_000, 1 << 20])
 def test_a_slot_that_is_not_pinned_is_uploaded_unless_there_are_places(memory, monkeypatch, step, part):
@@ -222,6 +252,30 @@ def test_several_devices(memory, monkeypatch, what, transpose, linked):
     assert np.array_equal(np.asarray(found.array), want)
     assert found.bytes_uploaded == found.plan.bytes_uploaded
     assert bool(cupy_on_cpu.sent) == (linked or what != "gram")  # all devices need the strip otherwise
+
+
+@pytest.mark.parametrize("b", ["a part of rows", "all", "transposed"])
+def test_an_array_of_the_process_beside_files_in_memory(memory, monkeypatch, b):
+    """It leaves the files their places and their one reader thread, and no more of it is read than is
+    needed."""
+    monkeypatch.setattr(files, "LEAST_PART", 10_000)
+    a, held = RNG.integers(-9, 9, (900, 700)).astype("f4"), RNG.integers(-9, 9, (700, 900)).astype("f8")
+    held = {"a part of rows": held[:, 100:220], "all": held, "transposed": held.T[:700].copy().T[:700]}[b]
+    make(memory / "a", a, compressors=None, chunks=(60, 50))
+    readers = set()
+    begin = Transfer.__init__
+
+    def begins(self, *given):
+        readers.add(threading.get_ident())
+        begin(self, *given)
+
+    monkeypatch.setattr(Transfer, "__init__", begins)
+    found = ooc_gemm.multiply(str(memory / "a"), held, device="cuda", kernel="cublas")
+    assert np.array_equal(found.array, a @ held)
+    assert found.plan.budget.step
+    assert cupy_on_cpu.sent
+    assert len(readers) == 1
+    assert found.bytes_read == found.plan.bytes_read == a.nbytes + held.nbytes
 
 
 def test_the_driver_has_what_threads_call():

@@ -4,6 +4,7 @@ shard."""
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,18 @@ class Chunks:
     def key(self, i: int, j: int) -> str:
         """Return the key of the file that holds a chunk: its own, or that of its shard."""
         return self._key(i, j)
+
+    def column(self, rows: range, j: int) -> Iterable[tuple[str, int, int | None]]:
+        """Return `key` and `extent` of chunks below each other. Raises ValueError where one of them does."""
+        head, between = self._ends
+        if self._transposed:
+            keys = [f"{head}{j}{between}{i}{self._tail}" for i in rows]
+        else:
+            keys = [f"{head}{i}{between}{j}{self._tail}" for i in rows]
+        sizes = self._sizes
+        return zip(
+            keys, repeat(0), repeat(None) if sizes is None else sizes[rows.start : rows.stop, j].tolist()
+        )
 
     def _key(self, i: int, j: int) -> str:
         """Return the key of the file in this row and column of the grid of files."""
@@ -121,6 +134,10 @@ class Shards(Chunks):
     def key(self, i: int, j: int) -> str:
         """Returns the key of the shard."""
         return self._key(i // self._per[0], j // self._per[1])
+
+    def column(self, rows: range, j: int) -> Iterable[tuple[str, int, int | None]]:
+        """Returns what the index of each shard says."""
+        return [(self.key(i, j), *self.extent(i, j)) for i in rows]
 
     def extent(self, i: int, j: int) -> tuple[int, int | None]:
         """Returns what the index of the shard says."""

@@ -129,21 +129,24 @@ class Transfer:
 
 
 def _together(jobs: Sequence[Job], buffer: Bytes | None, parts: int) -> int:
-    """Return how many jobs a thread carries out one after the other: several where they are short."""
-    each = 0 if buffer is None else len(buffer) // len(jobs)
-    if parts > 1 or buffer is None or 2 * each >= STEP_BYTES:
+    """Return how many jobs a thread carries out one after the other: several where they are short, which have
+    `TASK_BYTES` at most."""
+    if parts > 1 or buffer is None:
         return 1
-    return max(1, TASK_BYTES // max(1, each))
+    each = max(job.nbytes * job.rows for job in jobs)
+    return 1 if 2 * each >= STEP_BYTES else max(1, TASK_BYTES // max(1, each))
 
 
 def in_places(jobs: Sequence[Job], buffer: Bytes, parts: int, step: int, line: int) -> bool:
-    """Whether what is read for a device goes there from places of threads. Longer lines than a place, and
-    what fills less than half of one, go there from the buffer.
+    """Whether what is read for a device goes there from places of threads, also the rest of it that fills
+    less than half of one. Longer lines than a place, and short pieces, go there from the buffer.
 
     parts: as of `Transfer`. step: bytes of a place; 0 where there are none. line: bytes of a row.
     """
     nbytes = len(buffer) // (len(jobs) * parts)
-    return 0 < step <= 2 * nbytes and line <= step and _together(jobs, buffer, parts) == 1
+    if _together(jobs, buffer, parts) > 1:
+        return TASK_BYTES <= step <= 2 * len(buffer)
+    return 0 < step <= 2 * nbytes and line <= step
 
 
 def read(jobs: Sequence[Job], buffer: Bytes, quick: bool) -> bool:

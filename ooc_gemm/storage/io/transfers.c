@@ -118,7 +118,7 @@ static Queue queues[2] = {{NULL, &queues[0].head, 0}, {NULL, &queues[1].head, 0}
 static int threads, busy, asleep, queued, waiting, most_threads = MOST_THREADS;
 
 // The number of this interface, which the loader compares: a library of another version is not used.
-int transfers_version(void) { return 7; }
+int transfers_version(void) { return 8; }
 
 void transfers_limit(int count) { most_threads = count < MOST_THREADS ? count : MOST_THREADS; }
 
@@ -219,16 +219,17 @@ static int free_place(const Beside* own, const Device* device) {
     }
 }
 
-// Reads the bytes of a task in steps, sends each on, and records the event after those of the last task. A step of a
-// single job, if that is not short, takes a place of this thread if one is free. Otherwise it takes its own place in the
-// memory of the transfer, or waits where that is not pinned.
+// Reads the bytes of a task in steps, sends each on, and records the event after those of the last task. Several jobs are
+// one step. A step of a task that is not short takes a place of this thread if one is free. Otherwise it takes its own
+// place in the memory of the transfer, or waits where that is not pinned.
 static int pass_on(Transfer* transfer, const Task* task, Beside* own) {
     const Device* device = &transfer->device;
     const Job* job = task->jobs;
     int64_t unit = job->rows > 1 ? job->nbytes : 1, size = bytes_of(task), step = 0;
     if (device->use(device->context)) return NOT_COPIED;
-    if (task->count == 1 && 2 * size >= device->step)
+    if (2 * size >= device->step || !device->pinned)
         step = step_of(own, device, unit > device->width ? unit : device->width);
+    if (task->count > 1 && step < size) step = 0;
     int places = step ? SENDING : 0;
     if (!step || step > size) step = size;
     for (int64_t at = 0; at < size; at += step) {

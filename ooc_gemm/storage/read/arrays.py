@@ -22,12 +22,15 @@ import numpy.typing as npt
 
 from ...planning.problem import Matrix, MiB
 from ...planning.schedule import Piece
+from ...planning.traits import StoreTraits
 from ...support import memory
 from ...support.buffers import Bytes, give_back
 from ...support.errors import BudgetError, Error, InputError, StoreError
 from ...support.imported import imported
-from ...support.intervals import ceil_div
+from ...support.intervals import ceil_div, ranges
 from ...support.memory import peak_over
+from ...support.onward import Onward
+from ..io import files
 from . import mapped
 from .source import Opened, Source
 
@@ -40,6 +43,8 @@ MARGIN = 1.25
 """Share by which a piece may take more memory than the measured ones."""
 CACHES = 16 * MiB
 """Bytes for caches that libraries fill during a run (HDF5: 1 to 16 MiB for each array)."""
+COPIERS = 16
+"""Most threads that copy pieces of NumPy arrays."""
 UNMEASURED = 6
 """Memory of a piece, in units, that is assumed where the system cannot measure it."""
 
@@ -75,7 +80,10 @@ def open_other(name: str, array: Any, under: Any = None) -> Opened:
         matrix = _lazy_matrix(array, rows, cols, itemsize)
         return Opened(LazySource(name, array, matrix, under), matrix)
     if mapped.releasable(array) is None:
-        matrix = Matrix(rows, cols, itemsize, max(1, min(rows, 1024)), max(1, cols), chunked=False)
+        matrix = Matrix(
+            rows, cols, itemsize, max(1, min(rows, 1024)), max(1, cols), chunked=False,
+            traits=StoreTraits(asynchronous=True, in_process=True),
+        )  # fmt: skip
         return Opened(ArraySource(name, array, matrix), matrix)
     turned = mapped.turned(array)  # pieces follow the file
     if turned:
@@ -89,7 +97,7 @@ class ArraySource(Source):
 
     def __init__(self, name: str, array: Any, matrix: Matrix):
         super().__init__(name, np.dtype(array.dtype).newbyteorder("="), matrix)
-        self._array = array
+        self._array, self._copiers = array, _threads_that_copy(os.getpid())
 
     def measure(self, limit: int) -> int:
         """Reads what it maps of a file, so that it counts as memory that the process holds; returns the bytes
@@ -98,9 +106,37 @@ class ArraySource(Source):
 
     def read(self, piece: Piece, slot: Bytes) -> tuple[Array, int]:
         """Copies a slice of the array into the slot."""
+        return self._start(piece, slot, 0)()
+
+    def start(
+        self, piece: Piece, slot: Bytes, onward: Onward | None = None
+    ) -> Callable[[], tuple[Array, int]]:
+        """Lets other threads copy parts of the piece, unless that is soon done."""
+        return self._start(piece, slot, files.PARTS)
+
+    def _start(self, piece: Piece, slot: Bytes, most: int) -> Callable[[], tuple[Array, int]]:
+        """Start to copy a piece in up to so many parts, or leave it to the function returned."""
         place = self._place(piece, slot)
-        np.copyto(place, self._array[slice(*piece.rows), slice(*piece.span)], casting="unsafe")
-        return place[:, piece.cols[0] - piece.span[0] : piece.cols[1] - piece.span[0]], place.nbytes
+        array = self._array[slice(*piece.rows), slice(*piece.span)]
+        parts = min(most, len(place), place.nbytes // files.LEAST_PART)
+        jobs = []
+        if parts:
+            copiers = self._copiers = _threads_that_copy(os.getpid())  # others after a fork
+            for start, stop in ranges(len(place), ceil_div(len(place), parts)):
+                jobs.append(copiers.submit(_copy, place[start:stop], array[start:stop]))
+
+        def done() -> tuple[Array, int]:
+            for job in jobs:
+                job.result()
+            if not jobs:
+                _copy(place, array)
+            return place[:, piece.cols[0] - piece.span[0] : piece.cols[1] - piece.span[0]], place.nbytes
+
+        return done
+
+
+def _copy(place: Array, array: Array) -> None:
+    np.copyto(place, array, casting="unsafe")
 
 
 class LazySource(Source):
@@ -208,6 +244,8 @@ _here = threading.local()
 
 _threads: WeakValueDictionary[tuple[int, int], ThreadPoolExecutor] = WeakValueDictionary()
 """The threads that make pieces, by process and depth. Each ends with the last array that uses it."""
+_copying: WeakValueDictionary[int, ThreadPoolExecutor] = WeakValueDictionary()
+"""The threads that copy pieces of NumPy arrays, by process. They end with the last array."""
 _starting = threading.Lock()
 
 
@@ -224,6 +262,15 @@ def _thread(process: int, depth: int) -> ThreadPoolExecutor:
         found = _threads.get((process, depth))
         if found is None:
             found = _threads[process, depth] = ThreadPoolExecutor(1, "ooc-gemm lazy input", initializer=begin)
+        return found
+
+
+def _threads_that_copy(process: int) -> ThreadPoolExecutor:
+    """Return the threads that copy pieces of NumPy arrays. process: as of `_thread`."""
+    with _starting:
+        found = _copying.get(process)
+        if found is None:
+            found = _copying[process] = ThreadPoolExecutor(COPIERS, "ooc-gemm copier")
         return found
 
 

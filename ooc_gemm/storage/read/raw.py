@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ...planning.problem import Matrix
 from ...planning.schedule import Piece
 from ...support.buffers import Bytes
 from ...support.errors import StoreError, remedy
-from ...support.intervals import overlaps
+from ...support.intervals import ceil_div, overlaps
 from ...support.onward import Onward
 from ..format.chunks import Chunks
 from ..io import background, files
@@ -85,15 +86,21 @@ class RawSource(Source):
         if not (in_background or few_calls) or not isinstance(folder, Folder):
             return read
         rows, jobs = piece.rows[1] - piece.rows[0], list[Job]()
-        data = slot[: rows * width]
+        chunks = range(piece.rows[0] // s.chunk_rows, ceil_div(piece.rows[1], s.chunk_rows))
+        edges = [piece.rows[0], *(i * s.chunk_rows for i in chunks[1:]), piece.rows[1]]
+        data, root = slot[: rows * width], folder.path("")
         try:
-            for i, row, row_stop in overlaps(*piece.rows, s.chunk_rows):
-                base, size = self._chunks.extent(i, j)
-                if size == 0 or not s.stored_size(i, j):
+            if not s.stores(chunks, j):
+                return read
+            above = (piece.rows[0] - chunks[0] * s.chunk_rows) * line
+            for (key, offset, size), (row, below) in zip(
+                self._chunks.column(chunks, j), pairwise(edges), strict=True
+            ):
+                if size == 0:
                     return read
-                offset, count = base + (row - i * s.chunk_rows) * line + skipped, row_stop - row
-                shape = (width, count, line) if by_rows else (count * line, 1, 0)
-                jobs.append(Job(folder.path(self._chunks.key(i, j)), offset, *shape))
+                shape = (width, below - row, line) if by_rows else ((below - row) * line,)
+                jobs.append(Job(root + key, offset + above + skipped, *shape))
+                above = 0
             first, last = ((col - start) * s.itemsize for col in piece.cols)
             columns = width, first, last - first
             if in_background:
