@@ -300,7 +300,7 @@ def write(args: argparse.Namespace, before: Path, records: list[dict[str, Any]])
     result = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "before": args.before if before.is_dir() else git("rev-parse", "--short", args.before),
-        "after": git("describe", "--always", "--dirty") if (ROOT / ".git").exists() else "",
+        "after": args.commit or git("describe", "--always", "--dirty"),
         "machine": machine(),
         "readers": args.readers,
         "product": args.product,
@@ -325,6 +325,7 @@ def main() -> int:
     parser.add_argument("--memory", default="/dev/shm", help="a folder in tmpfs")
     parser.add_argument("--out", type=Path, help="file for the results, in JSON")
     parser.add_argument("--product", metavar="DEVICE", help="measure a product on this device: cpu or cuda")
+    parser.add_argument("--commit", help="what is measured, where there is no git repository")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:

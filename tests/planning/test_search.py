@@ -165,6 +165,18 @@ def test_panels_grow_while_op_a_comes_to_stay():
     assert cost.estimate(x).seconds < cost.estimate(x._replace(panels=even)).seconds
 
 
+def test_panels_that_grow_come_in_time():
+    """Two H200 bring 58 GB/s, and take 1.45 times as long to multiply what comes (measured 2026-11-29)."""
+    plan = make_plan(large_problem(), *two_gpus())
+    bring = (plan.bm + plan.bn) * 4 / 58e9
+    came = done = waited = 0.0
+    for start, stop in plan.panels():
+        came += (stop - start) * bring
+        waited += max(0.0, came - done)
+        done = max(came, done) + 1.45 * (stop - start) * bring
+    assert waited < 0.025
+
+
 @pytest.mark.parametrize("done", [(), (0,), (1,), (0, 2), (1, 2)])
 def test_blocks_fit_their_buffers(done):
     """Also of a run that goes on, and of one of several devices, which has fewer rows."""
