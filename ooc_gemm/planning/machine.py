@@ -134,7 +134,7 @@ class Budget:
     chunk: int = 0
     """Bytes that the process holds for each chunk of C until all of C is stored."""
     in_memory: bool = False
-    """Whether all inputs are files in memory (`StoreTraits.asynchronous`)."""
+    """Whether all inputs are in memory: in files, or in this process (`StoreTraits.asynchronous`)."""
     decodes: int = 0
     """Most parts of chunks that the device decodes at a time (`Limits.decodes`)."""
     lanes: int = 0

@@ -1,7 +1,7 @@
 """Inputs that are no Zarr arrays: NumPy arrays, and lazy ones, which are anything with shape, dtype and
 slicing (dask, xarray, h5py, memory maps, classes of their users).
 
-A NumPy array is in memory already, and whoever reads a piece copies it. How much memory a lazy array takes
+A NumPy array is in memory already, and threads copy parts of its pieces. How much memory a lazy array takes
 while it makes a piece is not known here. So pieces of lazy arrays are made one at a time, by one thread for
 the whole process. What one takes is measured before a plan is made, and the ledger counts it.
 """
