@@ -1,7 +1,7 @@
 """Host time that the engine's readers take for each chunk, of this code beside that of another commit.
 
     python benchmarks/readers.py --before COMMIT [--only NAME ...] [--repeat R] [--chunks N]
-                                 [--product DEVICE] [--out FILE]
+                                 [--product DEVICE] [--commit COMMIT] [--out FILE]
 
 Pieces of whole arrays go through the engine's ring into panels that nobody multiplies, so nothing but reading
 is measured: the CPU time (user and system) that the process takes for each chunk, and the seconds that pass,
@@ -300,7 +300,7 @@ def write(args: argparse.Namespace, before: Path, records: list[dict[str, Any]])
     result = {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "before": args.before if before.is_dir() else git("rev-parse", "--short", args.before),
-        "after": args.commit or git("describe", "--always", "--dirty"),
+        "after": args.commit,
         "machine": machine(),
         "readers": args.readers,
         "product": args.product,
@@ -337,6 +337,7 @@ def main() -> int:
         parser.error("--before is needed")
     cases = [(place, case) for case in CASES for place in ("disk", "memory")]
     cases = [x for x in cases if not args.only or {x[0], x[1].name} & set(args.only)]
+    args.commit = args.commit or git("describe", "--always", "--dirty")
     given, worktree = Path(args.before).resolve(), Path(tempfile.mkdtemp())
     records = list[dict[str, Any]]()
     try:

@@ -168,6 +168,21 @@ def test_pieces_that_the_device_converts(memory, monkeypatch, what, devices, fai
         assert set(placed) == (set() if areas == "none" else kinds[what])
 
 
+def noting(begun):
+    """A session that notes each piece and where it goes on to."""
+
+    class Session(CUDASession):
+        def onward(self, piece, dtype, buffer):
+            begun.append((piece, super().onward(piece, dtype, buffer)))
+            return begun[-1][1]
+
+        def release(self, buffers):
+            super().release(buffers)
+            assert not any(map(self.prepared, buffers))
+
+    return Session
+
+
 @pytest.mark.parametrize("step", [0, 10_000, 50_000])
 def test_short_chunks_go_on_from_places_several_at_a_time(memory, monkeypatch, step):
     """A thread reads four chunks of 10 KB after each other. Where these fit its places, no slot needs to be
@@ -178,13 +193,7 @@ def test_short_chunks_go_on_from_places_several_at_a_time(memory, monkeypatch, s
     make(memory / "a", a, compressors=None, chunks=(50, 50))
     monkeypatch.setattr(budget, "STEP_BYTES", step)
     begun = []
-
-    class Session(CUDASession):
-        def onward(self, piece, dtype, buffer):
-            begun.append((piece, super().onward(piece, dtype, buffer)))
-            return begun[-1][1]
-
-    device = device_with(Session, CUDA)()
+    device = device_with(noting(begun), CUDA)()
     found = ooc_gemm.gram(str(memory / "a"), transpose=True, device=device, kernel="cublas")
     assert np.array_equal(found.array, a.T @ a)
     loose = [
@@ -206,22 +215,12 @@ def test_a_slot_that_is_not_pinned_is_uploaded_unless_there_are_places(memory, m
     make(memory / "a", a, compressors=None, chunks=(100, 100))
     monkeypatch.setattr(budget, "STEP_BYTES", step)
     begun = []
-
-    class Session(CUDASession):
-        def onward(self, piece, dtype, buffer):
-            begun.append(super().onward(piece, dtype, buffer))
-            return begun[-1]
-
-        def release(self, buffers):
-            super().release(buffers)
-            assert not any(map(self.prepared, buffers))
-
-    device = device_with(Session, CUDA)()
+    device = device_with(noting(begun), CUDA)()
     found = ooc_gemm.multiply(str(memory / "a"), str(memory / "a"), device=device, kernel="cublas")
     assert np.array_equal(found.array, a @ a)
-    loose = [onward.taken for onward in begun if onward and not onward.pinned]
+    loose = [onward.taken for _, onward in begun if onward and not onward.pinned]
     assert any(loose) == all(loose) == (0 < step <= 2 * min(part, 40_000))
-    assert any(onward.taken for onward in begun if onward)
+    assert any(onward.taken for _, onward in begun if onward)
 
 
 @pytest.mark.parametrize("what", ["multiply", "gram", "beta"])
@@ -260,7 +259,7 @@ def test_an_array_of_the_process_beside_files_in_memory(memory, monkeypatch, b):
     needed."""
     monkeypatch.setattr(files, "LEAST_PART", 10_000)
     a, held = RNG.integers(-9, 9, (900, 700)).astype("f4"), RNG.integers(-9, 9, (700, 900)).astype("f8")
-    held = {"a part of rows": held[:, 100:220], "all": held, "transposed": held.T[:700].copy().T[:700]}[b]
+    held = {"a part of rows": held[:, 100:220], "all": held, "transposed": np.asfortranarray(held)}[b]
     make(memory / "a", a, compressors=None, chunks=(60, 50))
     readers = set()
     begin = Transfer.__init__

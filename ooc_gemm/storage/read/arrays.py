@@ -97,7 +97,8 @@ class ArraySource(Source):
 
     def __init__(self, name: str, array: Any, matrix: Matrix):
         super().__init__(name, np.dtype(array.dtype).newbyteorder("="), matrix)
-        self._array, self._copiers = array, _threads_that_copy(os.getpid())
+        self._array = array
+        self._copiers: ThreadPoolExecutor | None = None
 
     def measure(self, limit: int) -> int:
         """Reads what it maps of a file, so that it counts as memory that the process holds; returns the bytes
@@ -121,7 +122,7 @@ class ArraySource(Source):
         parts = min(most, len(place), place.nbytes // files.LEAST_PART)
         jobs = []
         if parts:
-            copiers = self._copiers = _threads_that_copy(os.getpid())  # others after a fork
+            copiers = self._copiers = _threads_that_copy(os.getpid())  # kept; others after a fork
             for start, stop in ranges(len(place), ceil_div(len(place), parts)):
                 jobs.append(copiers.submit(_copy, place[start:stop], array[start:stop]))
 
@@ -242,10 +243,9 @@ class LazySource(Source):
 _here = threading.local()
 
 
-_threads: WeakValueDictionary[tuple[int, int], ThreadPoolExecutor] = WeakValueDictionary()
-"""The threads that make pieces, by process and depth. Each ends with the last array that uses it."""
-_copying: WeakValueDictionary[int, ThreadPoolExecutor] = WeakValueDictionary()
-"""The threads that copy pieces of NumPy arrays, by process. They end with the last array."""
+_threads: WeakValueDictionary[tuple[int, int | None], ThreadPoolExecutor] = WeakValueDictionary()
+"""The threads that make pieces, by process and depth, and those that copy them, by process and None. They end
+with the last array that uses them."""
 _starting = threading.Lock()
 
 
@@ -258,19 +258,20 @@ def _thread(process: int, depth: int) -> ThreadPoolExecutor:
     def begin() -> None:
         _here.depth = depth + 1
 
-    with _starting:
-        found = _threads.get((process, depth))
-        if found is None:
-            found = _threads[process, depth] = ThreadPoolExecutor(1, "ooc-gemm lazy input", initializer=begin)
-        return found
+    return _started((process, depth), lambda: ThreadPoolExecutor(1, "ooc-gemm lazy input", initializer=begin))
 
 
 def _threads_that_copy(process: int) -> ThreadPoolExecutor:
     """Return the threads that copy pieces of NumPy arrays. process: as of `_thread`."""
+    return _started((process, None), lambda: ThreadPoolExecutor(COPIERS, "ooc-gemm copier"))
+
+
+def _started(key: tuple[int, int | None], start: Callable[[], ThreadPoolExecutor]) -> ThreadPoolExecutor:
+    """Return the threads with this key, which are started if there are none."""
     with _starting:
-        found = _copying.get(process)
+        found = _threads.get(key)
         if found is None:
-            found = _copying[process] = ThreadPoolExecutor(COPIERS, "ooc-gemm copier")
+            found = _threads[key] = start()
         return found
 
 

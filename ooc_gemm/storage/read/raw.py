@@ -7,7 +7,6 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -87,20 +86,17 @@ class RawSource(Source):
             return read
         rows, jobs = piece.rows[1] - piece.rows[0], list[Job]()
         chunks = range(piece.rows[0] // s.chunk_rows, ceil_div(piece.rows[1], s.chunk_rows))
-        edges = [piece.rows[0], *(i * s.chunk_rows for i in chunks[1:]), piece.rows[1]]
         data, root = slot[: rows * width], folder.path("")
         try:
             if not s.stores(chunks, j):
                 return read
-            above = (piece.rows[0] - chunks[0] * s.chunk_rows) * line
-            for (key, offset, size), (row, below) in zip(
-                self._chunks.column(chunks, j), pairwise(edges), strict=True
-            ):
+            column, parts = self._chunks.column(chunks, j), overlaps(*piece.rows, s.chunk_rows)
+            for (key, base, size), (i, row, row_stop) in zip(column, parts, strict=True):
                 if size == 0:
                     return read
-                shape = (width, below - row, line) if by_rows else ((below - row) * line,)
-                jobs.append(Job(root + key, offset + above + skipped, *shape))
-                above = 0
+                offset, count = base + (row - i * s.chunk_rows) * line + skipped, row_stop - row
+                shape = (width, count, line) if by_rows else (count * line,)
+                jobs.append(Job(root + key, offset, *shape))
             first, last = ((col - start) * s.itemsize for col in piece.cols)
             columns = width, first, last - first
             if in_background:
