@@ -78,6 +78,10 @@ RESIDENT_GROWTH = 1.5
 bring it, so the next one may be deeper. How much longer differs: two H200 that bring 58 GB/s take 1.45 times
 as long, and wait 60 ms for panels that double."""
 
+RESIDENT_DEEPER = (1, 1.5, 2)
+"""How many times as deep the deepest panel is then. Deep panels read and write C less often, and come too late
+where they are brought slowly: two H200 with 65536³ float32 take 1.49, 1.46 and 1.46 s."""
+
 WORTH_LESS = 0.95
 """Smaller chunks of C, or a smaller ring, are chosen where they need less than this share of the time."""
 
@@ -357,7 +361,7 @@ class _Search:
         panels = [replace(x.panels, resident=True, buffers=MORE_BUFFERS)]
         if growing:
             grown = replace(panels[0], growth=RESIDENT_GROWTH, buffers=MORE_BUFFERS - 1)
-            panels = [replace(grown, deepest=depth) for depth in self._depths_of_grown(bk)]
+            panels = [replace(grown, deepest=depth) for depth in self._depths_of_grown(bk, RESIDENT_DEEPER)]
         widths = [
             bn
             for bn in steps(p.n, x.c.chunk_cols)
@@ -381,10 +385,11 @@ class _Search:
                 yield roomy
                 return
 
-    def _depths_of_grown(self, bk: int) -> list[int]:
-        """Return the depths of the deepest panel that are tried where panels of `bk` could grow instead."""
-        p = self.problem
-        return [depth for depth in (bk, 2 * bk) if LEAST_GROWN <= depth < p.k and depth % p.k_chunk == 0]
+    def _depths_of_grown(self, bk: int, deeper: tuple[float, ...] = (1, 2)) -> list[int]:
+        """Return the depths of the deepest panel that are tried where panels of `bk` could grow instead: so
+        many times as deep."""
+        p, depths = self.problem, (int(times * bk) for times in deeper)
+        return [depth for depth in depths if LEAST_GROWN <= depth < p.k and depth % p.k_chunk == 0]
 
     def _may_stay(self, x: Candidate) -> bool:
         """Whether op(A) may stay on the device, and the candidate has blocks as high as C."""

@@ -1,8 +1,10 @@
 """Chunks of C that come from a device to files in memory without the interpreter."""
 
 import errno
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import cupy_on_cpu
 import numpy as np
@@ -22,6 +24,8 @@ from ooc_gemm.planning.candidates import Candidate, outputs, rings
 from ooc_gemm.planning.schedule import Part
 from ooc_gemm.run import prepare
 from ooc_gemm.storage.io import background, files
+from ooc_gemm.storage.write import publication
+from ooc_gemm.storage.write.staging_folder import FolderStaging
 
 RNG = np.random.default_rng(5)
 
@@ -179,6 +183,23 @@ def test_what_cannot_be_brought_is_downloaded(memory, monkeypatch, what):
     found, right = product(memory)
     assert right
     assert found.bytes_written == found.plan.bytes_written
+
+
+def test_few_chunks_go_to_their_places_at_the_end(memory, monkeypatch):
+    """The run waits for those. In memory there is nothing to flush, so others go there before."""
+    settle, moved = FolderStaging.settle, []
+    clock = itertools.count()
+
+    def settled(self, chunks):
+        moved.append(len(chunks))
+        settle(self, chunks)
+
+    monkeypatch.setattr(FolderStaging, "settle", settled)
+    monkeypatch.setattr(publication, "time", SimpleNamespace(monotonic=lambda: 0.06 * next(clock)))
+    _, right = product(memory)
+    assert right
+    assert sum(moved) == 25
+    assert max(moved) < 5
 
 
 def test_a_full_disk_is_told(memory, monkeypatch):

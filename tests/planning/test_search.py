@@ -177,6 +177,14 @@ def test_panels_that_grow_come_in_time():
     assert waited < 0.025
 
 
+def test_panels_that_grow_are_not_so_deep_where_they_are_brought_slowly():
+    """By rates that were measured on two H200, on 2026-11-29, the fastest of three that were tried there."""
+    budget, rates = two_gpus()
+    slow = replace(rates, flops=4.73e14, read=4.85e10, write=4.13e10, thin=415, turns=0.92)
+    assert make_plan(large_problem(), budget, slow).bk == 12288
+    assert make_plan(large_problem(), budget, replace(slow, read=7.2e10)).bk == 16384
+
+
 @pytest.mark.parametrize("done", [(), (0,), (1,), (0, 2), (1, 2)])
 def test_blocks_fit_their_buffers(done):
     """Also of a run that goes on, and of one of several devices, which has fewer rows."""

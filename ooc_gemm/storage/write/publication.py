@@ -32,6 +32,9 @@ from .staging_folder import FolderStaging
 
 SAVED_SECONDS = 2.0
 """Seconds after which written chunks are made durable. Making them again takes about as long."""
+SOONER = 20
+"""How many times as often chunks go to their places if C is in memory, where there is nothing to flush. The
+run waits for those that are left at the end (1024 of them: 16 ms on a host of two H200)."""
 
 
 class Publication:
@@ -155,7 +158,7 @@ class Publication:
                 raise OSError(failed.errno, failed.strerror)
             self._log.add(chunk, now, was)
             self._waiting.append(chunk)
-        pause = max(SAVED_SECONDS, self._log.pause)
+        pause = max(SAVED_SECONDS / (SOONER if self.background else 1), self._log.pause)
         if time.monotonic() > self._saved + pause and not self._saving.locked():
             self.save()
 
