@@ -20,6 +20,14 @@ struct Surveyed {
     u32 mass, terms, low;
 };
 
+// What is remembered of a panel that stays on the device for several products, and is split once, where it lies.
+struct Kept {
+    u32 made;        // it holds planes
+    Surveyed found;  // about the lines of these
+};
+
+__device__ __forceinline__ bool holds_planes(const Kept* kept) { return kept != nullptr && kept->made != 0; }
+
 // Decisions that kernels leave for later ones.
 struct State {
     u32 fallback;  // nothing is split

@@ -25,6 +25,10 @@
 // Rows of X are `ld` floats apart, a multiple of SEGMENT; what lies past column `cols` becomes zero. K_INNER: X is
 // contiguous along k, so that its lines are rows; otherwise its lines are columns.
 //
+// A panel that stays on the device for several products is split once, where it lies, if d is left out: its planes are then
+// the same for all of them. What is remembered of it (`Kept`, which is missing for others) says that it holds planes. A product
+// for which it would have to be as it was, because of what the other operand holds, is not made, and `lost` says so.
+//
 // Macros: K_INNER.
 
 #include "common/types.cuh"
@@ -108,11 +112,11 @@ __device__ __forceinline__ u32 largest_of_row(int cols, const float* values, lon
 // Lines that are rows, one by each block at a time. The second sweep finds most of a row in the caches.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
 row_lines(int rows, int cols, const float* __restrict__ X, long long ld, const int* __restrict__ depth, int sign,
-          Line* __restrict__ lines, int* __restrict__ exponents, State* state) {
+          Line* __restrict__ lines, int* __restrict__ exponents, State* state, const Kept* __restrict__ kept) {
     constexpr int WARPS = ROW_THREADS / 32;
     __shared__ u32 parts[WARPS], lows[WARPS];
     __shared__ u64 sums[WARPS], squares[WARPS];
-    if (state->recount == 0) return;
+    if (state->recount == 0 || holds_planes(kept)) return;
     if (state->shifted == 0) depth = nullptr;
     for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
         const float* const values = X + row * ld;
@@ -158,9 +162,10 @@ struct Strip {
 // The largest magnitudes, from 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
 column_largest(int rows, int cols, const float* __restrict__ X, long long ld, const int* __restrict__ depth, int sign,
-               Line* __restrict__ lines, const int* __restrict__ exponents, const State* state) {
+               Line* __restrict__ lines, const int* __restrict__ exponents, const State* state,
+               const Kept* __restrict__ kept) {
     const Strip strip(rows, cols);
-    if (state->recount == 0 || strip.col >= cols) return;
+    if (state->recount == 0 || holds_planes(kept) || strip.col >= cols) return;
     const Scale scale = {state->shifted != 0 ? depth : nullptr, exponents, sign};
     u32 found = 0;
 #pragma unroll 8
@@ -173,9 +178,10 @@ column_largest(int rows, int cols, const float* __restrict__ X, long long ld, co
 
 // Exponents from the largest magnitudes; all else of a line is set to 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
-column_exponents(int cols, Line* __restrict__ lines, int* __restrict__ exponents, State* state) {
+column_exponents(int cols, Line* __restrict__ lines, int* __restrict__ exponents, State* state,
+                 const Kept* __restrict__ kept) {
     const int col = blockIdx.x * THREADS + threadIdx.x;
-    if (state->recount == 0 || col >= cols) return;
+    if (state->recount == 0 || holds_planes(kept) || col >= cols) return;
     const u32 largest = lines[col].largest;
     if (largest >= INFINITE) state->fallback = 1;
     exponents[col] += exponent_of(largest);
@@ -184,9 +190,10 @@ column_exponents(int cols, Line* __restrict__ lines, int* __restrict__ exponents
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 column_counts(int rows, int cols, const float* __restrict__ X, long long ld, const int* __restrict__ depth, int sign,
-              Line* __restrict__ lines, const int* __restrict__ exponents, const State* state) {
+              Line* __restrict__ lines, const int* __restrict__ exponents, const State* state,
+              const Kept* __restrict__ kept) {
     const Strip strip(rows, cols);
-    if (state->recount == 0 || strip.col >= cols) return;
+    if (state->recount == 0 || holds_planes(kept) || strip.col >= cols) return;
     const bool shifted = state->shifted != 0;
     const int e = exponents[strip.col];
     Counts counts;
@@ -264,6 +271,10 @@ struct Extremes {
     Extremes() = default;
     __device__ explicit Extremes(const Surveyed& found)
         : mass(__int_as_float(INFINITE - found.mass)), terms(__int_as_float(INFINITE - found.terms)), low(found.low) {}
+
+    __device__ Surveyed surveyed() const {
+        return {INFINITE - __float_as_int(mass), INFINITE - __float_as_int(terms), static_cast<u32>(low)};
+    }
 };
 
 __device__ __forceinline__ Extremes extremes(int count, const Line* lines, int* parts) {
@@ -285,7 +296,7 @@ __device__ __forceinline__ Extremes extremes(int count, const Line* lines, int* 
 }
 
 // Raises the flag where a float32 product might be more accurate; `terms` and `share` are thresholds. By what the survey
-// has found, it has lines counted again instead. One block.
+// has found, it has lines counted again instead. Of a panel that holds planes, what is remembered is what counts. One block.
 //
 // Low elements: a row of op(A) with L of them, at least LOW elsewhere, meets a column of op(B) with
 // Σ|b| ≥ M·max|b|. The low elements carry errors of up to 2^-25 each, so the error of the sum is at most
@@ -296,13 +307,17 @@ __device__ __forceinline__ Extremes extremes(int count, const Line* lines, int* 
 // if it has many terms of similar size, and less if a few of them dominate it, or most are zeros.
 extern "C" __global__ void __launch_bounds__(JUDGES)
 judge(int m, int n, int k, const Line* __restrict__ a, const Line* __restrict__ b, float share, float terms,
-      int surveyed, State* state) {
+      int surveyed, State* state, const Kept* __restrict__ a_kept, const Kept* __restrict__ b_kept) {
     __shared__ int parts[JUDGES / 32];
     if (!surveyed && state->recount == 0) return;
-    const Extremes x = surveyed ? Extremes(state->sides[0]) : extremes(m, a, parts);
-    const Extremes y = surveyed ? Extremes(state->sides[b != a]) : extremes(n, b, parts);
+    const int other = b != a;
+    const Extremes x = surveyed || holds_planes(a_kept) ? Extremes(state->sides[0]) : extremes(m, a, parts);
+    const Extremes y = surveyed || holds_planes(b_kept) ? Extremes(state->sides[other]) : extremes(n, b, parts);
     const bool fits = x.low <= share * y.mass && y.low <= share * x.mass && x.terms * y.terms >= terms * k;
-    if (threadIdx.x == 0 && !fits) (surveyed ? state->recount : state->fallback) = 1;
+    __syncthreads();  // all threads have read what was found before
+    if (threadIdx.x != 0) return;
+    if (!fits) (surveyed ? state->recount : state->fallback) = 1;
+    if (!surveyed) state->sides[0] = x.surveyed(), state->sides[other] = y.surveyed();
 }
 
 // ---- the split ---------------------------------------------------------------------------------------------
@@ -310,7 +325,13 @@ judge(int m, int n, int k, const Line* __restrict__ a, const Line* __restrict__ 
 // X and `planes` may be the same memory. A warp takes SEGMENTS of them, all of which it reads before it writes.
 extern "C" __global__ void __launch_bounds__(THREADS)
 split(int rows, int cols, const float* X, long long ld, const int* __restrict__ depth, int sign,
-      const int* __restrict__ exponents, u32* planes, const State* __restrict__ state) {
+      const int* __restrict__ exponents, u32* planes, const State* __restrict__ state, const Kept* __restrict__ kept,
+      volatile u32* lost) {
+    if (kept != nullptr) {
+        const bool falls_back = state->fallback != 0, shifted = state->shifted != 0;
+        if (blockIdx.x == 0 && threadIdx.x == 0 && (falls_back ? kept->made != 0 : shifted)) *lost = 1;
+        if (shifted || kept->made != 0) return;
+    }
     if (state->fallback != 0) return;
     const int across = (cols + SEGMENT - 1) / SEGMENT, lane = threadIdx.x % 32;
     const long long first = (blockIdx.x * static_cast<long long>(THREADS / 32) + threadIdx.x / 32) * SEGMENTS;
@@ -358,4 +379,11 @@ split(int rows, int cols, const float* X, long long ld, const int* __restrict__ 
         to[0] = hi;
         to[SEGMENT / 2] = lo;
     }
+}
+
+// Remembers of panels that stay that they hold planes now. One thread.
+extern "C" __global__ void keep(const State* __restrict__ state, Kept* a, Kept* b) {
+    if (state->fallback != 0 || state->shifted != 0) return;
+    if (a != nullptr) *a = {1, state->sides[0]};
+    if (b != nullptr) *b = {1, state->sides[1]};
 }

@@ -10,6 +10,8 @@
 // X is as in split.cu: rows `ld` floats apart, with elements past column `cols` that do not count. K_INNER: X is
 // contiguous along k, so that its lines are rows; otherwise its lines are columns.
 //
+// A panel that stays and was split holds planes, and is not looked at again: `kept`, which is missing for others.
+//
 // Macros: K_INNER.
 
 #include "common/types.cuh"
@@ -91,7 +93,8 @@ struct Found {
 // of every k, begin with zeros; `largest` may be missing.
 extern "C" __global__ void __launch_bounds__(SURVEYORS, 2)
 survey(int rows, int cols, const float* __restrict__ X, long long ld, Line* __restrict__ lines,
-       u32* __restrict__ largest) {
+       u32* __restrict__ largest, const Kept* __restrict__ kept) {
+    if (holds_planes(kept)) return;
     constexpr int ROWS = 4, FOURS = PART / 128, HIGH = SURVEYORS / 32 * ROWS;
     __shared__ u32 of_columns[PART];
     const int across = (cols + PART - 1) / PART, lane = threadIdx.x % 32;
@@ -137,7 +140,8 @@ survey(int rows, int cols, const float* __restrict__ X, long long ld, Line* __re
 // columns at a time. `lines` and `largest`, of every k, begin with zeros; `largest` may be missing.
 extern "C" __global__ void __launch_bounds__(SURVEYORS, 2)
 survey(int rows, int cols, const float* __restrict__ X, long long ld, Line* __restrict__ lines,
-       u32* __restrict__ largest) {
+       u32* __restrict__ largest, const Kept* __restrict__ kept) {
+    if (holds_planes(kept)) return;
     constexpr int ROWS = 4, WIDE = 256, HIGH = SURVEYORS / 64 * ROWS;
     // Of columns, in the order of lanes: lane l has columns 4·l to 4·l + 3 of a warp's, at l, 32 + l, 64 + l and 96 + l.
     __shared__ u32 tops[WIDE];
@@ -189,17 +193,24 @@ survey(int rows, int cols, const float* __restrict__ X, long long ld, Line* __re
 #endif
 
 // Exponents of all lines of both operands, m and then n; blocks begin anew at those of the second. Largest elements
-// become 0, which is where they begin if they are found again.
+// become 0, which is where they begin if they are found again. Those of panels that hold planes stay.
 extern "C" __global__ void __launch_bounds__(THREADS)
-settle(int m, int n, Line* __restrict__ lines, int* __restrict__ exponents, State* state) {
+settle(int m, int n, Line* __restrict__ lines, int* __restrict__ of_a, int* __restrict__ of_b, State* state,
+       const Kept* __restrict__ a_kept, const Kept* __restrict__ b_kept) {
     const int blocks_of_a = (m + THREADS - 1) / THREADS, side = static_cast<int>(blockIdx.x) >= blocks_of_a;
     const int i = (blockIdx.x - (side ? blocks_of_a : 0)) * THREADS + threadIdx.x;
+    int* const exponents = side ? of_b : of_a;
+    const Kept* const kept = side ? b_kept : a_kept;
+    if (holds_planes(kept)) {
+        if (i == 0) state->sides[side] = kept->found;
+        return;
+    }
     Surveyed found = {0, 0, 0};
     if (i < (side ? n : m)) {
         Line& line = lines[(side ? m : 0) + i];
         const u32 largest = line.largest;
         const int exponent = exponent_of(largest);
-        exponents[(side ? m : 0) + i] = exponent;
+        exponents[i] = exponent;
         if (largest >= INFINITE) {
             state->fallback = 1;
         } else if (largest != 0) {

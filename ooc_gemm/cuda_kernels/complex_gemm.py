@@ -68,7 +68,7 @@ class ComplexGemm:
         if product.alpha == 0:
             product = replace(product, alpha=1.0, k=0)
         strips = strips or Strips()
-        if self._chooses and few_rows(m, n, product.k):
+        if self._chooses and not product.stay[0] and few_rows(m, n, product.k):
             self._of_few_rows(product, stream)
             strips.after(m)
             return
@@ -96,6 +96,7 @@ class ComplexGemm:
     def _doubled(self, product: Product, stream: Any) -> Product:
         """Embed B, and A if it lies along m. Returns the real product of what is then there."""
         m, n, k, a, b = product.m, product.n, product.k, product.a, product.b
+        stay = None if self._trans_a else product.stay[0], None  # what is embedded does not stay
         if k and self._trans_a:
             pitch = round_up(m, _PITCH)
             rows = Operand(self.real.scratch.at("rows of A", 2 * k * pitch * 4), pitch)
@@ -109,7 +110,7 @@ class ComplexGemm:
             embedded = Operand(self.real.scratch.at("embedded B", 2 * depth * pitch * 4), pitch)
             _embed(self._double["b"], depth, cols, b, embedded, stream)
             b = embedded
-        return replace(product, n=2 * n, k=2 * k, a=a, b=b)
+        return replace(product, n=2 * n, k=2 * k, a=a, b=b, stay=stay)
 
     def _of_few_rows(self, product: Product, stream: Any) -> None:
         """Prepare A and take B as it lies: A and the real product take less memory than an embedded B."""
@@ -133,8 +134,9 @@ class ComplexGemm:
         self, m: int, n: int, k: int, in_place: str = "a", real: bool = True, stay: tuple[int, int] = (0, 0)
     ) -> None:
         """Allocate scratch memory for products up to m×n×k. `in_place`: as in calls. `real`: α and β will be
-        real. `stay`: numbers of panels of A and B that stay on the device."""
-        scratch = self.real.scratch
+        real. `stay`: numbers of panels of A and B that stay on the device; those of A that are not embedded
+        are split where they lie."""
+        scratch, stay = self.real.scratch, (0 if self._trans_a else stay[0], 0)
         self.real.reserve(m, 2 * n, 2 * k, "ab" if self._trans_a or "a" in in_place else "b", stay)
         if not real:
             scratch.at("product", product_bytes(m, n))

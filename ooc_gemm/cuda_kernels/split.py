@@ -4,7 +4,8 @@ largest elements of rows and columns ──► powers of two along m, n and k �
                                     └──► judge: raises a flag where three products would be inaccurate
 
 One sweep over each operand finds all that (`survey`). Where that does not do, as with units along k, lines
-are counted again; the device decides that.
+are counted again; the device decides that. A panel that stays for several products is split once, where it
+lies. Where another product would need it as it was, the device says that it is lost.
 """
 
 from collections.abc import Sequence
@@ -23,9 +24,9 @@ from .scratch import Scratch
 PITCH_BYTES = 256
 """Rows of an operand must start at multiples of this many bytes: a segment of both planes of split.cu. Tensor
 maps and ldmatrix need 16."""
-LINE_BYTES, DEPTH_BYTES, STATE_BYTES = 32, 12, 36
+LINE_BYTES, DEPTH_BYTES, STATE_BYTES, KEPT_BYTES = 32, 12, 36, 16
 """Bytes of device memory of split.cu: a `Line` for each row and column of C; the largest elements and d of
-each k; a `State`."""
+each k; a `State`; and a `Kept` for each panel that stays."""
 EXPONENT_BYTES = 4
 """Bytes of the exponent of a row or column of C."""
 BYTES_PER_LINE = LINE_BYTES + EXPONENT_BYTES
@@ -43,6 +44,7 @@ H200."""
 _SURVEY = "survey", "settle"
 _SPLIT = (
     "equilibrate", "judge", "row_lines", "column_largest", "column_exponents", "column_counts", "split",
+    "keep",
 )  # fmt: skip
 _SIGN = {"a": 1, "b": -1}
 """Sign of d: op(A) is multiplied by it, op(B) divided."""
@@ -88,6 +90,10 @@ class _Side:
     """Address of a `Line` for each."""
     exponents: int
     """Address of an exponent for each."""
+    largest: int
+    """Address of the largest element of each k; 0: it is not wanted."""
+    kept: int = 0
+    """Address of a `Kept` if the operand stays, else 0."""
 
 
 class Splitter:
@@ -97,9 +103,12 @@ class Splitter:
         """`mn`: whether operand a, or b, is contiguous along m or n, and not along k."""
         self._mn, self._multiprocessors, self._scratch = mn, multiprocessors, scratch
         self._remembered = {"a": 0, "b": 0}
-        """Bytes for what is known of each panel that stays."""
-        self._surveyed: dict[tuple[str, int], int] = {}
-        """For each buffer of such panels, the first row or column of the panel whose survey is remembered."""
+        """Bytes for what is known of each panel that stays: `Kept`, largest elements and exponents."""
+        self._first: dict[tuple[str, int], int] = {}
+        """For each buffer of such panels, the first row or column of the panel that is there."""
+        self.lost = np.zeros(1, np.uint32)
+        """Not 0 if a panel that stays would have been needed as it was before it was split. It is in memory
+        that the device can write if panels stay."""
         self._kernels: dict[str, dict[str, Kernel]] = {
             name: load(preparations.survey(not mn), *_SURVEY) | load(preparations.split(not mn), *_SPLIT)
             for name, mn in mn.items()
@@ -110,8 +119,8 @@ class Splitter:
         is raised.
 
         `symmetric`: op(B) is the transpose of op(A), which is then the only operand that is read. `in_place`:
-        names of operands that may be overwritten; others are split into scratch memory. Returns the product
-        of the planes.
+        names of operands that may be overwritten; others are split into scratch memory. Operands that stay
+        must be among them. Returns the product of the planes.
         """
         m, n, k = product.m, product.n, product.k
         self._scratch.at("exponents", EXPONENT_BYTES * (m + n))
@@ -120,32 +129,37 @@ class Splitter:
         lines = self._scratch.at("lines", LINE_BYTES * count)
         exponents = self._scratch.at("exponents", EXPONENT_BYTES * count)
         depth = self._scratch.at("depth", DEPTH_BYTES * k)
-        sides = [_Side("a", product.a, m, lines, exponents)]
+        # Both operands of a symmetric product have the same elements at every k.
+        sides = [_Side("a", product.a, m, lines, exponents, 0 if symmetric else depth + 4 * k)]
         if not symmetric:
-            at = lines + LINE_BYTES * m, exponents + EXPONENT_BYTES * m
+            at = lines + LINE_BYTES * m, exponents + EXPONENT_BYTES * m, depth + 8 * k
             sides.append(_Side("b", product.b, n, *at))
+            driver.fill(depth + 4 * k, 0, 8 * k, stream)
         driver.fill(lines, 0, LINE_BYTES * count, stream)  # the sweeps add to what is there
-        largest = {"a": 0, "b": 0}
-        if not symmetric:  # otherwise both operands have the same elements at every k
-            largest = {"a": depth + 4 * k, "b": depth + 8 * k}
-            driver.fill(largest["a"], 0, 8 * k, stream)
+        sides = [
+            self._staying(k, side, stay, stream) if stay else side
+            for side, stay in zip(sides, product.stay, strict=False)
+        ]
+        a, b = sides[0], sides[-1]
         u, i32 = np.uintp, np.int32
-        for side, stay in zip(sides, product.stay, strict=False):
-            self._look(k, side, largest[side.name], stay, stream)
-        kernels, found = self._kernels["a"], (u(lines), u(exponents), u(state))
-        n = count - m
+        for side in sides:
+            self._survey(k, side, stream)
+        kernels, n = self._kernels["a"], count - m
         grid = (ceil_div(m, _THREADS) + ceil_div(n, _THREADS),)
+        found = u(lines), u(a.exponents), u(b.exponents), u(state), u(a.kept), u(b.kept)
         kernels["settle"](grid, (_THREADS,), (i32(m), i32(n), *found), stream)
         if not symmetric:
-            args = i32(k), u(largest["a"]), u(largest["b"]), u(depth), u(state)
+            args = i32(k), u(a.largest), u(b.largest), u(depth), u(state)
             kernels["equilibrate"]((1,), (_JUDGES,), args, stream)
         self._judge(product, sides, True, state, stream)
         for side in sides:
             self._recount(k, side, depth, state, stream)
         self._judge(product, sides, False, state, stream)
         planes = [self._write_planes(k, side, depth, in_place, state, stream) for side in sides]
+        if a.kept or b.kept:
+            kernels["keep"]((1,), (1,), (u(state), u(a.kept), u(b.kept)), stream)
         made = replace(product, a=planes[0], b=planes[-1])
-        return made, Split(sides[0].exponents, sides[-1].exponents, state)
+        return made, Split(a.exponents, b.exponents, state)
 
     def state(self, fallback: int, stream: Any) -> int:
         """Set every byte of the `State` of split.cu, whose first word is the flag. Returns its address."""
@@ -165,50 +179,46 @@ class Splitter:
 
     def reserve(self, m: int, n: int, k: int, in_place: str, stay: tuple[int, int] = (0, 0)) -> None:
         """Allocate the memory for products up to m×n×k now. `stay`: numbers of panels of op(A) and op(B) that
-        stay on the device."""
+        stay on the device and are split where they lie."""
         self._scratch.at("state", STATE_BYTES)
         self._scratch.at("exponents", EXPONENT_BYTES * (m + n))
         self._scratch.at("lines", LINE_BYTES * (m + n))
         self._scratch.at("depth", DEPTH_BYTES * k)
         for name, lines, count in ("a", m, stay[0]), ("b", n, stay[1]):
-            self._remembered[name] = LINE_BYTES * lines + 4 * k
+            self._remembered[name] = KEPT_BYTES + 4 * k + EXPONENT_BYTES * lines
             if count:
-                self._scratch.at(f"surveys {name}", count * self._remembered[name])
+                self._scratch.at(f"kept {name}", count * self._remembered[name])
             if name in in_place:
                 continue
             pitch = PITCH_BYTES // 4
             padded = k * round_up(lines, pitch) if self._mn[name] else lines * round_up(k, pitch)
             self._scratch.at(f"planes {name}", 4 * padded)
+        if any(stay):
+            self.lost = _written_by_the_device()
 
     def _shape(self, k: int, side: _Side) -> tuple[int, int]:
         """Rows and columns of an operand as it is stored."""
         return (k, side.count) if self._mn[side.name] else (side.count, k)
 
-    def _look(self, k: int, side: _Side, largest: int, stay: Stay | None, stream: Any) -> None:
-        """Start to find what `_survey` finds, or to copy it where a panel stays that was surveyed before."""
-        if stay is None:
-            self._survey(k, side, largest, stream)
-            return
-        each, parts = self._remembered[side.name], ((side.lines, LINE_BYTES * side.count), (largest, 4 * k))
-        kept = self._scratch.at(f"surveys {side.name}", (stay.buffer + 1) * each) + stay.buffer * each
-        known = self._surveyed.get((side.name, stay.buffer)) == stay.first
-        if not known:
-            self._survey(k, side, largest, stream)
-            self._surveyed[side.name, stay.buffer] = stay.first
-        for at, nbytes in parts:
-            to, source = (at, kept) if known else (kept, at)
-            driver.copy(driver.WITHIN_DEVICE, to, nbytes, source, nbytes, nbytes, 1, stream.ptr)
-            kept += nbytes
+    def _staying(self, k: int, side: _Side, stay: Stay, stream: Any) -> _Side:
+        """Return the operand with the places where what is known of it is remembered."""
+        each = self._remembered[side.name]
+        kept = self._scratch.at(f"kept {side.name}", (stay.buffer + 1) * each) + stay.buffer * each
+        if self._first.get((side.name, stay.buffer)) != stay.first:
+            self._first[side.name, stay.buffer] = stay.first
+            driver.fill(kept, 0, KEPT_BYTES + 4 * k, stream)
+        largest = kept + KEPT_BYTES
+        return replace(side, kept=kept, largest=largest, exponents=largest + 4 * k)
 
-    def _survey(self, k: int, side: _Side, largest: int, stream: Any) -> None:
-        """Start to find what is known about the lines of an operand. `largest`: where the largest element of
-        each k goes, if not 0. Lines and largest elements begin with zeros."""
+    def _survey(self, k: int, side: _Side, stream: Any) -> None:
+        """Start to find what is known about the lines of an operand. Lines and largest elements begin with
+        zeros."""
         rows, cols = self._shape(k, side)
         high = _PART if self._mn[side.name] else _ROWS_OF_SURVEY
         grid = (ceil_div(rows, high) * ceil_div(cols, _PART),)
         args = (
             np.int32(rows), np.int32(cols), np.uintp(side.operand.ptr), np.int64(side.operand.ld),
-            np.uintp(side.lines), np.uintp(largest),
+            np.uintp(side.lines), np.uintp(side.largest), np.uintp(side.kept),
         )  # fmt: skip
         self._kernels[side.name]["survey"](grid, (_SURVEYORS,), args, stream)
 
@@ -217,7 +227,7 @@ class Splitter:
         d."""
         u, i32 = np.uintp, np.int32
         kernels, (rows, cols) = self._kernels[side.name], self._shape(k, side)
-        found = u(side.lines), u(side.exponents), u(state)
+        found = u(side.lines), u(side.exponents), u(state), u(side.kept)
         args = (
             i32(rows), i32(cols), u(side.operand.ptr), np.int64(side.operand.ld), u(depth),
             i32(_SIGN[side.name]), *found,
@@ -242,7 +252,7 @@ class Splitter:
         terms = max(LEAST_TERMS, LEAST_DENSITY * k)
         args = (
             i32(a.count), i32(b.count), i32(k), u(a.lines), u(b.lines), f32(LOW_SHARE), f32(terms),
-            i32(surveyed), u(state),
+            i32(surveyed), u(state), u(a.kept), u(b.kept),
         )  # fmt: skip
         self._kernels["a"]["judge"]((1,), (_JUDGES,), args, stream)
 
@@ -257,11 +267,21 @@ class Splitter:
             planes = self._scratch.at(f"planes {side.name}", rows * given.ld * 4)
         args = (
             i32(rows), i32(cols), u(given.ptr), np.int64(given.ld), u(depth), i32(_SIGN[side.name]),
-            u(side.exponents), u(planes), u(state),
+            u(side.exponents), u(planes), u(state), u(side.kept), u(self.lost.ctypes.data),
         )  # fmt: skip
         grid = (ceil_div(rows * ceil_div(cols, 64), _SEGMENTS),)
         self._kernels[side.name]["split"](grid, (_THREADS,), args, stream)
         return Operand(planes, given.ld)
+
+
+def _written_by_the_device() -> Any:
+    """Return a zero in host memory that the current device can write."""
+    from cupy.cuda import PinnedMemoryPointer
+    from cupy.cuda.pinned_memory import PinnedMemory
+
+    found = np.frombuffer(PinnedMemoryPointer(PinnedMemory(4), 0), np.uint32, 1)
+    found[0] = 0
+    return found
 
 
 def split_pays(m: int, n: int, k: int) -> bool:

@@ -107,9 +107,9 @@ class TensorGemm(ABC):
         """Start the product in a CuPy stream of the current device. Returns at once.
 
         Rows of A and B must start at multiples of PITCH_BYTES (fp16x3), of 16 bytes, or anywhere (dmma).
-        `in_place`: names of operands that may be overwritten; fp16x3 takes scratch memory for the others.
-        `strips`: the strips in which C is made, by default one. If C is symmetric, and A and B have one
-        address, they are prepared once. Only the real parts of α and β are used.
+        `in_place`: names of operands that may be overwritten, with those that stay; fp16x3 takes scratch
+        memory for the others. `strips`: the strips in which C is made, by default one. If C is symmetric, and
+        A and B have one address, they are prepared once. Only the real parts of α and β are used.
         """
         if product.m == 0 or product.n == 0:
             return
@@ -118,7 +118,8 @@ class TensorGemm(ABC):
         strips = strips or Strips()
         prepared, split, thin = product, Split(), False
         if self._splitter and product.k:
-            thin = self._chooses and not split_pays(product.m, product.n, product.k)
+            thin = not any(product.stay) and self._chooses
+            thin = thin and not split_pays(product.m, product.n, product.k)
             if thin:
                 split = Split(flag=self._splitter.state(1, stream))
             else:
@@ -179,6 +180,12 @@ class TensorGemm(ABC):
             product = replace(product, a=turned) if name == "a" else replace(product, b=turned)
         return product
 
+    @property
+    def lost(self) -> Any:
+        """An array of one element, which is not 0 if a product was not made because the device no longer had
+        a panel that stays as it was (`Splitter.lost`). It is known when the product would be complete."""
+        return self._splitter.lost if self._splitter else np.zeros(1, np.uint32)
+
     def fell_back(self) -> bool:
         """Wait for the device, and return whether the fallback made the last product of fp16x3."""
         assert self._splitter, "other kinds have no fallback"
@@ -186,7 +193,8 @@ class TensorGemm(ABC):
 
     def reserve(self, m: int, n: int, k: int, in_place: str = "ab", stay: tuple[int, int] = (0, 0)) -> None:
         """Load the kernel, and allocate scratch memory for products up to m×n×k whose operands need not be
-        transposed. `in_place`: as in calls. `stay`: numbers of panels of A and B that stay on the device."""
+        transposed. `in_place`: as in calls. `stay`: numbers of panels of A and B that stay on the device and
+        are split where they lie."""
         config, _ = self.choose(m, n, k)
         self._function(config)
         # A smaller product at an edge may be cut in slices: no more than there are places for tiles.

@@ -232,8 +232,6 @@ class SeveralSession:
 
     def lost(self, block: Block, part: Part, c: int) -> Lost:
         """Adds up what does not fit of the shares of the part."""
-        if not self._op.narrowed:
-            return Lost()
         found = [session.lost(band, some, c) for session, band, some, _ in self._shares(block, part)]
         return Lost(
             sum(lost.elements for lost in found),

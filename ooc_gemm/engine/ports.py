@@ -74,6 +74,9 @@ class Arithmetic:
     """What is chosen where the memory holds no such panels."""
     checked_in: np.dtype[Any] | None = None
     """Type in which checks of blocks of integers add up, where it is another one than the block's."""
+    once: bool = False
+    """Whether panels that stay are prepared once, where they lie, and are then no longer as they were
+    uploaded. Seldom, another product needs them so: then the run fails, and goes on without this."""
     in_place: bool = True
     """Whether complex panels are embedded or conjugated where they lie, also those that are to stay."""
 
@@ -267,6 +270,8 @@ class Failure:
     """If one of several devices has failed: the numbers of all of them."""
     undecoded: bool = False
     """Whether the device could not decode a chunk, which the host may be able to, or explain."""
+    prepared: bool = False
+    """Whether a panel was needed as it was before it was prepared (`Arithmetic.once`)."""
 
 
 class Hardware(Protocol):

@@ -127,11 +127,11 @@ def _compute(p: Problem, budget: Budget, x: Candidate, slot: int, rows: int) -> 
     scratch += rows * bn * p.block_scratch
     if p.symmetric and budget.device is not None:
         scratch += x.c.chunk_rows * x.c.chunk_cols * p.part_itemsize  # where a part is transposed
-    # A kernel may need room to make of a panel that stays what it would else make in its place.
-    scratch += (a * x.panels.stay[0] + b * x.panels.stay[1]) * p.panel_itemsize
-    # And what it has found out about lines of panels that stay is remembered.
-    of_a, of_b = x.panels.staying
-    scratch += (of_a * (rows + bk) + of_b * (bn + bk)) * p.line_bytes
+    if p.once:  # what is known of the lines of panels that stay is remembered
+        of_a, of_b = x.panels.staying
+        scratch += (of_a * (rows + bk) + of_b * (bn + bk)) * p.line_bytes
+    else:  # a kernel may need room to make of such a panel what it would else make in its place
+        scratch += (a * x.panels.stay[0] + b * x.panels.stay[1]) * p.panel_itemsize
     return {
         "panels": _panels(p, x, rows) * p.panel_itemsize,
         "C blocks": rows * (sum(widths) + (x.panels.sums - 1) * bn) * p.block_itemsize,

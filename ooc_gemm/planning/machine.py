@@ -83,7 +83,8 @@ class Rates:
     columns are usual, is lost at its edge on average."""
     ready_again: float = 300.0
     """Columns of a block whose products take as long as making a panel of op(A) ready once more, where op(A)
-    stays on the device (fp16x3 on an H200: three times its bytes pass through the device's memory)."""
+    stays on the device as it was uploaded (fp16x3 on an H200: three times its bytes pass through the device's
+    memory)."""
     hidden_cost: float = 0.12
     """What a second of a stage that another hides is worth, in seconds. Others use the disk and the bus, too,
     so between plans of nearly the same time the one that moves less wins; a stage that takes as long as the

@@ -303,6 +303,8 @@ class Problem:
     """Scratch of the kernel for each row and column of a block, and each k of a panel."""
     scratch: tuple[int, int] = (0, 0)
     """Scratch of the kernel for each element of a panel of op(A), and of op(B)."""
+    once: bool = False
+    """Whether panels that stay are prepared once, where they lie (`Arithmetic.once`)."""
     block_scratch: int = 0
     """Scratch memory of the kernel for each element of a block."""
     check_itemsize: int = 0

@@ -79,8 +79,8 @@ bring it, so the next one may be deeper. How much longer differs: two H200 that 
 as long, and wait 60 ms for panels that double."""
 
 RESIDENT_DEEPER = (1, 1.5, 2)
-"""How many times as deep the deepest panel is then. Deep panels read and write C less often, and come too late
-where they are brought slowly: two H200 with 65536³ float32 take 1.49, 1.46 and 1.46 s."""
+"""How many times as deep the deepest panel is then. Deep panels read and write C less often, and come too
+late where they are brought slowly: two H200 with 65536³ float32 take 1.49, 1.46 and 1.46 s."""
 
 WORTH_LESS = 0.95
 """Smaller chunks of C, or a smaller ring, are chosen where they need less than this share of the time."""

@@ -112,6 +112,9 @@ def prepare(
         )
     planner = _Planner(settled, inputs, layout, dtype, executor, observer)
     chosen, refusals = choose_arithmetic(settled, inputs, dtype, executor.hardware), Refusals()
+    # A check reads panels as they are, and who prepares them once may have to begin again.
+    if settled.verify or settled.beta or settled.prepares_again or not isinstance(executor, Local):
+        chosen = chosen.preparing_again()
     with refusals.noted():
         planned = planner.plan(chosen)
     for one in inputs.wanted.values():
@@ -321,6 +324,7 @@ def _problem(
         turns=arithmetic.turns,
         line_bytes=arithmetic.line_bytes,
         scratch=arithmetic.scratch,
+        once=arithmetic.once,
         block_scratch=arithmetic.product_bytes if request.alpha.imag or request.beta.imag else 0,
         check_itemsize=arithmetic.check_type.itemsize if request.verify else 0,
         kernel=f"{arithmetic.kernel}: {arithmetic.why}",

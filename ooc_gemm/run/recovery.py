@@ -53,7 +53,8 @@ def recovery(
     the failure explains.
     """
     flags = _flags(request, begun)
-    known = failure.undecoded or failure.limit is not None or failure.left is not None or failure.devices
+    anew = failure.undecoded or failure.prepared
+    known = anew or failure.limit is not None or failure.left is not None or failure.devices
     if flags is None or not known:
         return None
     found = Recovery(failure.error, cause, None, "", False, failure.devices, flags)
@@ -63,6 +64,9 @@ def recovery(
     if failure.undecoded:
         again = replace(again, host_decodes=True)
         return replace(found, request=again, means="with chunks that the host decodes")
+    if failure.prepared:
+        again = replace(again, prepares_again=True)
+        return replace(found, request=again, means="with panels that are prepared for each product")
     if failure.left is not None:
         again = replace(again, device=failure.left)
         return replace(found, request=again, means=f"on {failure.left.name}")

@@ -15,25 +15,33 @@ LINE = np.dtype(
     [("sum", "f8"), ("squares", "f8"), ("largest", "u4"), ("unlike", "u4"), ("low", "u4"), ("_", "u4")]
 )
 STATE = np.dtype([("fallback", "u4"), ("shifted", "u4"), ("recount", "u4"), ("sides", "u4", 6)])
+KEPT = np.dtype([("made", "u4"), ("found", "u4", 3)])
 INFINITE = np.float32(np.inf).view("u4")
 TOP, LOW, SPREAD, DROPPED = 14, 0.125, 3, -(1 << 20)
 _SWEEP = f"{number(0)}, {number(1)}, {given('float', 0)}, {number(2)}"
+_KEPT = f"{number(4)} ? {made('Kept', 3)} : nullptr"
 _COUNTED = (
-    f"{_SWEEP}, {given('int', 1)}, {number(3)}, {made('Line', 0)}, {made('int', 1)}, {made('State', 2)}"
+    f"{_SWEEP}, {given('int', 1)}, {number(3)}, {made('Line', 0)}, {made('int', 1)}, {made('State', 2)}, "
+    f"{_KEPT}"
 )
 CALLS = {
-    "survey": f"{_SWEEP}, {made('Line', 0)}, {number(3)} ? {made('u32', 1)} : nullptr",
-    "settle": f"{number(0)}, {number(1)}, {made('Line', 0)}, {made('int', 1)}, {made('State', 2)}",
+    "survey": f"{_SWEEP}, {made('Line', 0)}, {number(3)} ? {made('u32', 1)} : nullptr, {_KEPT}",
+    "settle": (
+        f"{number(0)}, {number(1)}, {made('Line', 0)}, {made('int', 1)}, {made('int', 1)} + {number(0)}, "
+        f"{made('State', 2)}, {_KEPT}, nullptr"
+    ),
     "equilibrate": f"{number(0)}, {given('u32', 0)}, {given('u32', 1)}, {made('int', 0)}, {made('State', 1)}",
     "judge": (
         f"{number(0)}, {number(1)}, {number(2)}, {given('Line', 0)}, {given('Line', 1)}, 0.25f, 32.0f, "
-        f"{number(3)}, {made('State', 0)}"
+        f"{number(3)}, {made('State', 0)}, {_KEPT}, nullptr"
     ),
     "split": (
-        f"{_SWEEP}, {given('int', 1)}, {number(3)}, {given('int', 2)}, {made('u32', 0)}, {given('State', 3)}"
+        f"{number(0)}, {number(1)}, {made('float', 0)}, {number(2)}, {given('int', 0)}, {number(3)}, "
+        f"{given('int', 1)}, {made('u32', 0)}, {made('State', 1)}, {made('Kept', 2)}, {made('u32', 3)}"
     ),
+    "keep": f"{made('State', 1)}, {made('Kept', 2)}, nullptr",
     "row_lines": _COUNTED, "column_largest": _COUNTED, "column_counts": _COUNTED,
-    "column_exponents": f"{number(0)}, {made('Line', 0)}, {made('int', 1)}, {made('State', 2)}",
+    "column_exponents": f"{number(0)}, {made('Line', 0)}, {made('int', 1)}, {made('State', 2)}, {_KEPT}",
 }  # fmt: skip
 """Kernel → its arguments, in C++."""
 SURVEY = "survey", "settle"
@@ -238,3 +246,85 @@ def test_the_judge(run, along_k):
     assert judged(few, few[:30], 1, 0) == (0, 1)
     assert judged(few, few[:30], 0, 1) == (1, 1)
     assert judged(few, few[:30], 0, 0) == (0, 0)  # it has been decided already
+
+
+def test_a_panel_that_stays_is_split_once(run, along_k):
+    """And a product that needs it as it was is not made, which the device says."""
+    x = normal(70, 515).astype("f4")
+    full, _ = stored(x, along_k), x.shape
+    rows, cols = full.shape[0], x.shape[1] if along_k else x.shape[0]
+    exponents = exponent_of(np.abs(x).max(1)).astype("i4")
+    blocks = -(-rows * -(-cols // 64) // 32)
+    sides = [INFINITE - 5, INFINITE - 6, 7, 0, 0, 0]
+
+    def after(panel, kept, **decided):
+        state = np.zeros(1, STATE)
+        state["sides"] = sides
+        for name, value in decided.items():
+            state[name] = value
+        room = [panel, state, kept, np.zeros(1, "u4")]
+        numbers, inputs = (rows, cols, full.shape[1], 1), [np.zeros(515, "i4"), exponents]
+        panel, _, _, lost = run("split", blocks, numbers, inputs, room)
+        _, _, kept, _ = run("keep", 1, (), [], [panel, state, kept, lost])
+        return panel, kept, int(lost[0])
+
+    none = np.zeros(1, KEPT)
+    planes, kept, lost = after(full, none)
+    assert (kept["made"], lost) == (1, 0)
+    assert kept["found"].tolist() == [sides[:3]]
+    halves = planes.view("f2").reshape(len(planes), -1, 2, 64).astype("f8").sum(2).reshape(len(planes), -1)
+    scales = exponents[:, None] if along_k else exponents
+    assert np.allclose(np.ldexp(halves[:, :cols], scales), full[:, :cols], rtol=2.0**-21, atol=0)
+    again, kept, lost = after(planes, kept, recount=1)
+    assert np.array_equal(again.view("u4"), planes.view("u4"))
+    assert (kept["made"], lost) == (1, 0)
+    for decided in {"fallback": 1}, {"shifted": 1, "recount": 1}:
+        again, _, lost = after(planes, kept, **decided)
+        assert lost
+        assert np.array_equal(again.view("u4"), planes.view("u4"))
+    for decided, needed in (({"fallback": 1}, 0), ({"shifted": 1}, 1), ({"shifted": 1, "fallback": 1}, 0)):
+        as_it_was, kept, lost = after(full, none, **decided)
+        assert (kept["made"], lost) == (0, needed)
+        assert np.array_equal(as_it_was.view("u4"), full.view("u4"))
+
+
+def test_a_panel_that_holds_planes_is_not_looked_at(run, along_k):
+    count, k = 70, 515
+    poison = np.full((count, k), np.nan, "f4")
+    full = stored(poison, along_k)
+    kept = np.array([(1, [INFINITE - 5, INFINITE - 6, 7])], KEPT)
+    shape = (count, k) if along_k else (k, count)
+    lines, exponents, state = np.zeros(count, LINE), np.arange(count, dtype="i4"), np.zeros(1, STATE)
+    room = [lines, np.zeros(k, "u4"), state, kept]
+    blocks = -(-count // 64) * -(-k // 256) if along_k else -(-k // 256) * -(-count // 256)
+    found = run("survey", blocks, (*shape, full.shape[1], 1, 1), [full], room)
+    assert all(one.tobytes() == other.tobytes() for one, other in zip(found, room, strict=True))
+    room = [lines, exponents, state, kept]
+    _, settled, state, _ = run("settle", 1, (count, 0, 0, 0, 1), [], room)
+    assert np.array_equal(settled, exponents)
+    assert state["sides"][0].tolist() == [*kept["found"][0], 0, 0, 0]
+    assert not state["fallback"]
+    assert not state["recount"]
+    state = np.array([(0, 0, 1, [0] * 6)], STATE)
+    numbers, inputs = (*shape, full.shape[1], 1, 1), [full, np.zeros(k, "i4")]
+    names = ("row_lines",) if along_k else ("column_largest", "column_counts")
+    for name in names:
+        room = [lines, exponents, state, kept]
+        found = run(name, 3, numbers, inputs, room)
+        assert all(one.tobytes() == other.tobytes() for one, other in zip(found, room, strict=True)), name
+    if not along_k:
+        found = run("column_exponents", 1, (count, 0, 0, 0, 1), [], room)
+        assert np.array_equal(found[1], exponents)
+
+
+def test_what_is_remembered_of_a_panel_is_judged(run, along_k):
+    """Its own lines are not known any more."""
+    lines, _, one, _ = surveyed(run, normal(40, 300).astype("f4"), along_k)
+    state = np.array([(0, 0, 1, [*one["sides"][:3], *one["sides"][:3]])], STATE)
+    none = np.zeros_like(lines)
+    for low, falls_back in ((0, 0), (1 << 20, 1)):
+        state["sides"][0, 2] = low
+        room = [state, np.zeros(0), np.zeros(0), np.array([(1, [0] * 3)], KEPT)]
+        found, *_ = run("judge", 1, (40, 40, 300, 0, 1), [none, lines], room)
+        assert found["fallback"][0] == falls_back
+        assert np.array_equal(found["sides"][0, :3], state["sides"][0, :3])

@@ -177,7 +177,7 @@ def arithmetic(kernel: str, case: Case, why: str) -> Arithmetic | None:
         # Rows of re and of im for an A along m; B embedded, at twice its size.
         return Arithmetic(
             kernel, case.wide, case.wide, why=why, pitch=64, line_bytes=2 * BYTES_PER_LINE, scratch=(8, 16),
-            product_bytes=product_bytes(1, 1), in_place=False,
+            product_bytes=product_bytes(1, 1), once=True, in_place=False,
         )  # fmt: skip
     if kernel == "ozaki2":
         return _ozaki(case, why)
@@ -185,7 +185,7 @@ def arithmetic(kernel: str, case: Case, why: str) -> Arithmetic | None:
     block: np.dtype[Any]
     if kind == "fp16x3":
         fits, panel, block = case.float32, _FLOAT32, _FLOAT32
-        more: dict[str, Any] = {"pitch": 64, "line_bytes": BYTES_PER_LINE}
+        more: dict[str, Any] = {"pitch": 64, "line_bytes": BYTES_PER_LINE, "once": True}
     elif known.dtypes == ("float16",):  # fp16, and rungs of the ladder
         along_k = (None, None) if known.transposes else (True, False)
         fits, panel, block, more = case.half, case.a, _FLOAT32, {"pitch": 8, "along_k": along_k}

@@ -30,7 +30,7 @@ from .passes import CUDAPasses
 from .pinned import HostMemory
 from .rates import BANDWIDTH, CONTEXT_BYTES, MODULE_BYTES, limits, rates
 from .scoring import Scorer
-from .session import CUDASession
+from .session import CUDASession, LostPanelError
 
 
 class CUDA(GPU):
@@ -123,6 +123,8 @@ class CUDA(GPU):
         """Translates CuPy's errors. If memory ran out, another plan may count on half of what is free now."""
         if isinstance(error, UndecodedError):
             return Failure(DeviceError(f"{error}; run again with device='cpu'"), undecoded=True)
+        if isinstance(error, LostPanelError):
+            return Failure(DeviceError(f"{error}; run again with kernel='cublas'"), prepared=True)
         cuda = self.cupy.cuda
         failures = (
             self.runtime.CUDARuntimeError, cuda.driver.CUDADriverError, cuda.cublas.CUBLASError,

@@ -48,6 +48,9 @@ class Gemm:
         remembered."""
         self._op, self._layout, self._cuda = operation, layout, cuda
         self._spared = SPARED if plan.budget.staged else 0
+        self.lost: Any = np.zeros(1, np.uint32)
+        """An array of one element, which is not 0 if a product was not made because a panel that stays was no
+        longer as it was uploaded."""
         self._multiply = self._open(plan, model, multiprocessors)
 
     def __call__(self, product: Product, stream: Any, strips: Strips) -> None:
@@ -63,8 +66,9 @@ class Gemm:
         trans_a, trans_b = not self._layout.along_k("a"), self._layout.along_k("b")
         kernel, panel = KERNELS[arithmetic.kernel], arithmetic.panel.name
         size, real = (plan.bm, plan.bn, plan.bk), op.alpha.imag == op.beta.imag == 0
-        stay = plan.k_panels.staying
-        in_place = "".join(name for name, count in zip("ab", stay, strict=True) if not count)
+        once, stays = arithmetic.once, plan.k_panels.staying
+        in_place = "".join(name for name, count in zip("ab", stays, strict=True) if once or not count)
+        stay = stays if once else (0, 0)
         if kernel.launcher == "ozaki":
             a_type, b_type = (dtype.name for dtype in arithmetic.panels)
             conjugate = op.conjugate_a, op.conjugate_b
@@ -75,6 +79,7 @@ class Gemm:
             complex_gemm = ComplexGemm(trans_a, trans_b, op.conjugate_a, op.conjugate_b, spared=self._spared)
             in_place = in_place.removesuffix("b")  # which is embedded elsewhere
             complex_gemm.reserve(*size, in_place, real, stay)
+            self.lost = complex_gemm.real.lost
             return partial(complex_gemm, in_place=in_place)
         if kernel.launcher != "launch":
             a_type, b_type = (dtype.name for dtype in arithmetic.panels)
@@ -84,6 +89,7 @@ class Gemm:
                 return integers
             gemm = open_tensor_gemm(kernel.name, trans_a, trans_b, a_type, b_type, spared=self._spared)
             gemm.reserve(*size, in_place, stay)
+            self.lost = gemm.lost
             return partial(gemm, in_place=in_place)
         config = best_config(kernel.name, panel, trans_a, trans_b, *size, model, multiprocessors)
         one = partial(launch, load(config)[config.kernel], config)

@@ -58,6 +58,10 @@ instead of .113)."""
 _BETWEEN_DEVICES = driver.EITHER, driver.EITHER
 
 
+class LostPanelError(Exception):
+    """A panel that stays would be needed as it was uploaded."""
+
+
 class CUDASession(HostMemory):
     """A run on one GPU: its arrays, streams, kernel, and events."""
 
@@ -69,6 +73,8 @@ class CUDASession(HostMemory):
         self._streams: dict[str, Any] = {}
         self._timing = Timing(device.name, device.times, device.points)
         self._gemm: Gemm | None = None
+        self._lost: Any = (0,)
+        """One element, which is not 0 once a product could not be made (`Gemm.lost`)."""
         self._checks: Checks | None = None
         self._standardizing: Standardizing | None = None
         self._leaving: Leaving | None = None
@@ -126,8 +132,8 @@ class CUDASession(HostMemory):
         self._gemm = Gemm(
             plan, operation, self._layout, cupy.cuda, self._device.model, self._device.multiprocessors
         )
-        self._depth = plan.problem.k
-        self._stay = plan.k_panels.stay
+        self._depth, self._lost = plan.problem.k, self._gemm.lost
+        self._stay = [stays and arithmetic.once for stays in plan.k_panels.stay]
         if operation.verify:
             self._checks = Checks(
                 plan, operation, self._allocate, self.prepare, self._runtime, self._timing.points
@@ -216,6 +222,7 @@ class CUDASession(HostMemory):
         """Starts one GEMM in the compute stream; for a block on the diagonal perhaps one for each strip of
         rows."""
         self._device.use()
+        self._check_lost()
         op, k = self._op, panel[1] - panel[0]
         self._overflow.multiply(block, pair, c, k, first)
         stream = self._streams[COMPUTE]
@@ -361,8 +368,14 @@ class CUDASession(HostMemory):
         """Reads what the device has counted."""
         if self._decoding:
             self._decoding.check()
+        self._check_lost()
         assert self._leaving is not None
         return self._leaving.lost(block, part, c)
+
+    def _check_lost(self) -> None:
+        """Raise LostPanelError where a product that the device has come to could not be made."""
+        if self._lost[0]:
+            raise LostPanelError(f"{self._device.name} no longer has a panel as it was uploaded")
 
     def record(self, stream: str, pair: int | None = None) -> Event:
         """Records an event at the end of the stream, in which chunks that were uploaded are decoded first."""
@@ -423,6 +436,7 @@ class CUDASession(HostMemory):
             self._streams = {}
             self._arrays.clear()
             self._gemm = self._checks = self._uploads = self._decoding = None  # and their scratch
+            self._lost = (0,)
             self._leaving = self._standardizing = None
             self._timing.close()
             super().close()
