@@ -22,7 +22,7 @@ struct Surveyed {
 
 // What is remembered of a panel that stays on the device for several products, and is split once, where it lies.
 struct Kept {
-    u32 made;        // it holds planes
+    u32 made;  // it holds planes
     Surveyed found;  // about the lines of these
 };
 

@@ -25,9 +25,10 @@
 // Rows of X are `ld` floats apart, a multiple of SEGMENT; what lies past column `cols` becomes zero. K_INNER: X is
 // contiguous along k, so that its lines are rows; otherwise its lines are columns.
 //
-// A panel that stays on the device for several products is split once, where it lies, if d is left out: its planes are then
-// the same for all of them. What is remembered of it (`Kept`, which is missing for others) says that it holds planes. A product
-// for which it would have to be as it was, because of what the other operand holds, is not made, and `lost` says so.
+// A panel that stays on the device for several products is split once, where it lies, if d is left out: its planes
+// are then the same for all of them. What is remembered of it (`Kept`, which is missing for others) says that it holds
+// planes. A product for which it would have to be as it was, because of what the other operand holds, is not made,
+// and `lost` says so.
 //
 // Macros: K_INNER.
 
@@ -296,7 +297,8 @@ __device__ __forceinline__ Extremes extremes(int count, const Line* lines, int* 
 }
 
 // Raises the flag where a float32 product might be more accurate; `terms` and `share` are thresholds. By what the survey
-// has found, it has lines counted again instead. Of a panel that holds planes, what is remembered is what counts. One block.
+// has found, it has lines counted again instead. Of a panel that holds planes, what is remembered is what counts. One
+// block.
 //
 // Low elements: a row of op(A) with L of them, at least LOW elsewhere, meets a column of op(B) with
 // Σ|b| ≥ M·max|b|. The low elements carry errors of up to 2^-25 each, so the error of the sum is at most

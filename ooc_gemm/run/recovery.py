@@ -66,7 +66,7 @@ def recovery(
         return replace(found, request=again, means="with chunks that the host decodes")
     if failure.prepared:
         again = replace(again, prepares_again=True)
-        return replace(found, request=again, means="with panels that are prepared for each product")
+        return replace(found, request=again, means="with panels that are prepared for each block")
     if failure.left is not None:
         again = replace(again, device=failure.left)
         return replace(found, request=again, means=f"on {failure.left.name}")

@@ -168,8 +168,7 @@ class Request:
     host_decodes: bool = False
     """Whether the host decodes all chunks, because a device could not decode one."""
     prepares_again: bool = False
-    """Whether panels that stay on a device are prepared for each product, because one was needed as it
-    was."""
+    """Whether panels that stay on a device are prepared for each block, because one was needed as it was."""
 
     def check(self) -> "Request":
         """Return the same request with numbers for α, β and the memory limits. Raises InputError where the

@@ -18,7 +18,7 @@ from ooc_gemm.run import prepare
 
 RNG = np.random.default_rng(7)
 M, N, K = 640, 900, 500
-SAID = "the run continues with panels that are prepared for each product"
+SAID = "the run continues with panels that are prepared for each block"
 
 
 @pytest.fixture(params=[False, True], ids=["rows", "strips"])

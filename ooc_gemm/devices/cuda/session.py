@@ -375,7 +375,7 @@ class CUDASession(HostMemory):
     def _check_lost(self) -> None:
         """Raise LostPanelError where a product that the device has come to could not be made."""
         if self._lost[0]:
-            raise LostPanelError(f"{self._device.name} no longer has a panel as it was uploaded")
+            raise LostPanelError(f"{self._device.name} needs a panel again as it was before it was split")
 
     def record(self, stream: str, pair: int | None = None) -> Event:
         """Records an event at the end of the stream, in which chunks that were uploaded are decoded first."""
