@@ -112,8 +112,7 @@ def prepare(
         )
     planner = _Planner(settled, inputs, layout, dtype, executor, observer)
     chosen, refusals = choose_arithmetic(settled, inputs, dtype, executor.hardware), Refusals()
-    # A check reads panels as they are, and who prepares them once may have to begin again.
-    if settled.verify or settled.beta or settled.prepares_again or not isinstance(executor, Local):
+    if not (_may_begin_again(settled) and isinstance(executor, Local)):
         chosen = chosen.preparing_again()
     with refusals.noted():
         planned = planner.plan(chosen)
@@ -150,6 +149,13 @@ def prepare(
         blocks=plan.block_count,
         wanted=inputs.wanted,
     )
+
+
+def _may_begin_again(request: Settled) -> bool:
+    """Whether a run can go on in another way if a panel is needed as it was before it was prepared: not where
+    β or a reduction has had some blocks. Checks need all panels so."""
+    again = request.prepares_again or request.verify
+    return not (again or request.beta or request.reduced)
 
 
 def _is_gram(request: Settled, inputs: Inputs) -> bool:

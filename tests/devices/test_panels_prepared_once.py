@@ -15,6 +15,7 @@ from ooc_gemm.planning import search as planner
 from ooc_gemm.planning.candidates import Candidate, outputs, rings
 from ooc_gemm.planning.panels import MORE_BUFFERS, Panels
 from ooc_gemm.run import prepare
+from ooc_gemm.run.request import Operand, Reduced, Request
 
 RNG = np.random.default_rng(7)
 M, N, K = 640, 900, 500
@@ -187,7 +188,7 @@ def test_a_run_that_lost_a_panel_goes_on(tmp_path, monkeypatch, resident, fails)
 
 
 def test_what_needs_panels_as_they_are_has_them_so(tmp_path, monkeypatch, resident):
-    """Checks read them, and a C with β has had it already when a run begins anew."""
+    """Checks read them, and a C with β, or a reduction, has had some blocks when a run begins anew."""
     cupy_on_cpu.install(monkeypatch, "90")
     a, b = operands()
     make(tmp_path / "a", a, chunks=(90, 70))
@@ -196,3 +197,7 @@ def test_what_needs_panels_as_they_are_has_them_so(tmp_path, monkeypatch, reside
     for options, once in (({}, True), ({"verify": True}, False), ({"beta": 2}, False)):
         plan = ooc_gemm.plan(*paths, kernel="fp16x3", device="cuda", **options)
         assert plan.problem.once == once
+    request = Request(*map(Operand, paths), kernel="fp16x3", device="cuda", writes=False)
+    for reduced, once in ((None, True), (Reduced(100, 8, 0), False)):
+        job = prepare.prepare(replace(request, reduced=reduced).check())
+        assert job.plan.problem.once == job.operation.arithmetic.once == once
