@@ -309,11 +309,13 @@ def pytest_terminal_summary(terminalreporter):
 
 
 @functools.cache
-def gpu_missing():
+def gpu_missing(count=1):
+    """Why there are fewer than so many GPUs; None where there are as many."""
     try:
         import cupy
 
-        return None if cupy.cuda.runtime.getDeviceCount() else "there is no GPU"
+        there = cupy.cuda.runtime.getDeviceCount()
+        return None if there >= count else f"there are no {count} GPUs here" if there else "there is no GPU"
     except Exception as error:
         return f"there is no GPU here: {error}"
 

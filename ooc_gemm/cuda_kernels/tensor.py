@@ -118,8 +118,8 @@ class TensorGemm(ABC):
         strips = strips or Strips()
         prepared, split, thin = product, Split(), False
         if self._splitter and product.k:
-            thin = not any(product.stay) and self._chooses
-            thin = thin and not split_pays(product.m, product.n, product.k)
+            pays = any(product.stay) or split_pays(product.m, product.n, product.k)
+            thin = self._chooses and not pays
             if thin:
                 split = Split(flag=self._splitter.state(1, stream))
             else:

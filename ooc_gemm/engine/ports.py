@@ -76,7 +76,7 @@ class Arithmetic:
     """Type in which checks of blocks of integers add up, where it is another one than the block's."""
     once: bool = False
     """Whether panels that stay are prepared once, where they lie, and are then no longer as they were
-    uploaded. Seldom, another product needs them so: then the run fails, and goes on without this."""
+    uploaded. Where another product needs them so, the run fails, and goes on without this."""
     in_place: bool = True
     """Whether complex panels are embedded or conjugated where they lie, also those that are to stay."""
 

@@ -1,7 +1,7 @@
 """Chooses the type of C, and the arithmetic of its elements: kernel, types and bounds."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,6 @@ class Chosen:
     arithmetic: Arithmetic
     may_wrap: bool
     """Whether sums of integers might exceed int64, so that the elements must be looked at."""
-
-    def preparing_again(self) -> "Chosen":
-        """Return the same with panels that stay as they were uploaded (`Arithmetic.once`)."""
-        found, other = self.arithmetic, self.arithmetic.other
-        other = other and replace(other, once=False)
-        return replace(self, arithmetic=replace(found, once=False, other=other))
 
 
 def choose_dtype(request: Settled, inputs: Inputs) -> np.dtype[Any]:

@@ -112,8 +112,6 @@ def prepare(
         )
     planner = _Planner(settled, inputs, layout, dtype, executor, observer)
     chosen, refusals = choose_arithmetic(settled, inputs, dtype, executor.hardware), Refusals()
-    if not (_may_begin_again(settled) and isinstance(executor, Local)):
-        chosen = chosen.preparing_again()
     with refusals.noted():
         planned = planner.plan(chosen)
     for one in inputs.wanted.values():
@@ -210,6 +208,9 @@ class _Planner:
 
     def _plan(self, chosen: Chosen) -> _Planned:
         settled, inputs, hardware = self.request, self.inputs, self.executor.hardware
+        local = isinstance(self.executor, Local)
+        if not (local and _may_begin_again(settled)):
+            chosen = replace(chosen, arithmetic=replace(chosen.arithmetic, once=False))
         limits = hardware.limits(chosen.arithmetic, settled.device_memory_limit)
         narrowed = _narrowed(settled, chosen, self.dtype, limits)
         problem = _problem(settled, inputs, self.layout, chosen, narrowed)
@@ -222,7 +223,7 @@ class _Planner:
             )
         budget = make_budget(settled, inputs, problem, chosen, limits)
         # The host decodes what other processes read, and what it looks at.
-        here = isinstance(self.executor, Local) and not (settled.host_decodes or chosen.may_wrap)
+        here = local and not (settled.host_decodes or chosen.may_wrap)
         if self.observer and isinstance(self.executor, Local):
             rates, said = with_measured(settled, inputs, problem, chosen, self.executor.device, budget)
             if said:

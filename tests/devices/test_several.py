@@ -93,12 +93,8 @@ def cpus(kind=CPU, weights=(1, 1, 1)):
 
 
 def gpus(count=2):
-    if why := gpu_missing():
+    if why := gpu_missing(count):
         pytest.skip(why)
-    from ooc_gemm.devices.cuda.gpus import count as there
-
-    if there() < count:
-        pytest.skip(f"there are no {count} GPUs here")
     return ooc_gemm.devices.open_device("cuda:" + ",".join(map(str, range(count))))
 
 

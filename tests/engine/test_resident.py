@@ -1,13 +1,12 @@
 """Panels of op(A) that stay on the device while a row of blocks is made."""
 
-from dataclasses import replace
-
 import cupy_on_cpu
 import numpy as np
 import pytest
 import zarr
 from conftest import gpu_missing, make
 from faults import faulty
+from plans import staying_plan
 from precision import ozaki_always
 from sessions import device_with
 
@@ -30,20 +29,8 @@ GiB = 1 << 30
 
 @pytest.fixture(params=[(128, False), (128, True)], ids=["rows", "strips"])
 def resident(request, monkeypatch):
-    """Every plan has blocks of 300 × 200, panels as deep as the parameter says, and those of op(A) stay: of
-    one row of blocks, or of all with those of two columns of op(B)."""
-    depth, strips = request.param
-
-    def make_plan(problem, budget, rates):
-        assert problem.keeps_a
-        panels = Panels(problem.k, depth, problem.k_chunk, resident=True, buffers=MORE_BUFFERS)
-        if strips:
-            panels = replace(panels, rows=-(-problem.m // 300), columns=2)
-        c, ring = outputs(problem)[0], rings(budget)[0]
-        x = Candidate(c, min(300, problem.m), 200, panels, 2, ring)
-        return planner.finish(problem, budget, rates, x)
-
-    monkeypatch.setattr(prepare, "make_plan", make_plan)
+    """Every plan has panels as deep as the parameter says, of which some stay."""
+    monkeypatch.setattr(prepare, "make_plan", staying_plan(*request.param))
 
 
 def device_of(name):

@@ -6,13 +6,31 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from ooc_gemm.planning.candidates import Candidate, outputs, rings
 from ooc_gemm.planning.machine import Budget, Rates
+from ooc_gemm.planning.panels import MORE_BUFFERS, Panels
 from ooc_gemm.planning.plan import Plan
 from ooc_gemm.planning.problem import Matrix, Problem
-from ooc_gemm.planning.search import make_plan
+from ooc_gemm.planning.search import finish, make_plan
 from ooc_gemm.support.errors import BudgetError
 
 RATES = Rates(1e11, 4e9, 1e9, 5e9, 5e9, shared=True)
+
+
+def staying_plan(depth, strips):
+    """What stands for `make_plan`: blocks of 300 × 200, panels of this depth, and those of op(A) stay, of one
+    row of blocks, or if in `strips` of all with those of two columns of op(B)."""
+
+    def made(problem, budget, rates):
+        assert problem.keeps_a
+        panels = Panels(problem.k, depth, problem.k_chunk, resident=True, buffers=MORE_BUFFERS)
+        if strips:
+            panels = replace(panels, rows=-(-problem.m // 300), columns=2)
+        c, ring = outputs(problem)[0], rings(budget)[0]
+        x = Candidate(c, min(300, problem.m), 200, panels, 2, ring)
+        return finish(problem, budget, rates, x)
+
+    return made
 
 
 def check_plan(plan: Plan, some: bool = False) -> None:
