@@ -21,6 +21,17 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         : "memory");
 }
 
+// A word for the same address in block `rank` of the cluster, whose barrier of the same address waits for its bytes.
+__device__ __forceinline__ void barrier_send(u32 to, u32 word, u32 barrier, u32 rank) {
+    asm volatile(
+        "{\n.reg .b32 to, there;\n"
+        "mapa.shared::cluster.u32 to, %0, %3;\n"
+        "mapa.shared::cluster.u32 there, %2, %3;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [to], %1, [there];\n}" ::"r"(to),
+        "r"(word), "r"(barrier), "r"(rank)
+        : "memory");
+}
+
 // At the barrier of the same address in block `rank` of the cluster. Not `.release.cluster`, which would wait
 // for all of the thread's writes to global memory; who arrives has only read.
 __device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank) {

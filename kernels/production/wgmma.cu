@@ -4,11 +4,15 @@
 // of STAGES buffers in shared memory. It stays on its multiprocessor and makes one BM×BN tile of C after
 // another; while the consumers store one, the producer already fills the ring for the next:
 //
+//     producer:    draw a tile ──► tell the consumers (Draws)
 //     producer:    wait empty[s] ──► bring A BM×BK and B BK×BN into stage s ──► (arrival raises full[s])
 //     consumer w:  wait full[s]  ──► rows 64·w … of the tile += A·B of stage s ──► arrive at empty[s]
 //
 // CLUSTER thread blocks, one below the other, need the same tile of B: each brings a part of it and the copy
 // engine writes that part to all of them. With ALONG_N they lie side by side, and share the tile of A.
+//
+// Clusters draw their tiles one by one, and not an equal number each: where a kernel of another stream still holds a
+// multiprocessor for milliseconds, the cluster that waits for it makes fewer.
 //
 // PRODUCTS = 3 multiplies float32 with float16 instructions. split.cu has turned x·2^e into hi + lo, each
 // with 11 significant bits, and a·b ≈ lo·hi + hi·lo + hi·hi: what is left out, lo·lo, lies 2^-22 below. The
@@ -52,10 +56,10 @@ constexpr int THREADS = 128 * (1 + CONSUMERS);
 constexpr int A_BYTES = BM * K_ROW, B_BYTES = BN * K_ROW;  // of one plane in one stage
 constexpr int STAGE_BYTES = PLANES * (A_BYTES + B_BYTES);
 constexpr int STEPS_TO_PROMOTE = PROMOTE ? PROMOTE / BK : 1;
-// Of 65536, where a thread block of 384 or 512 has them to itself: the producer needs few, the consumers hold the
+// Of 65536 for all thread blocks of 384 or 512 on a multiprocessor: the producer needs few, the consumers hold the
 // sums. Fewer threads get as many as they can name anyhow.
-constexpr bool DEALT = RESIDENT == 1 && CONSUMERS > 1;
-constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = CONSUMERS == 3 ? 152 : 224;
+constexpr bool DEALT = CONSUMERS > 1;
+constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = RESIDENT == 2 ? 88 : CONSUMERS == 3 ? 152 : 224;
 
 static_assert(BM == 192 || BM == 128 || BM == 64, "one to three consumers: the registers are dealt out for those");
 static_assert(!PROMOTE || PROMOTE % BK == 0, "sums are handed over between stages");
@@ -198,6 +202,42 @@ struct Tiles {
     }
 };
 
+// The numbers that a cluster draws, one after another: its first block's producer draws one and sends it to every block.
+// All producers and warps of consumers read it there, and say so before the next is sent.
+struct Draws {
+    u32 sent;        // address in shared memory of a barrier, behind which lie another, `read`, and the number
+    u32 parity = 0;  // of the barriers' phases
+
+    static constexpr int READERS = CLUSTER * (1 + 4 * CONSUMERS);
+
+    __device__ __forceinline__ void init() const {
+        barrier_init(sent, 1);
+        barrier_init(sent + 8, READERS);
+    }
+    // For the producer: before it reads the next of `count` numbers. Each cluster draws one more, which is sent as -1;
+    // who draws the last of those sets *drawn back to 0.
+    __device__ __forceinline__ void send(u32 rank, u32* drawn, int count) const {
+        barrier_expect(sent, 4);
+        if (rank != 0) return;
+        barrier_wait(sent + 8, parity ^ 1);
+        const int number = atomicAdd(drawn, 1);
+        if (number == count + gridDim.x / CLUSTER - 1) *drawn = 0;
+#pragma unroll
+        for (int to = 0; to < CLUSTER; ++to) barrier_send(sent + 16, number < count ? number : -1, sent, to);
+    }
+    __device__ __forceinline__ int number() const {
+        barrier_wait(sent, parity);
+        int found;
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(found) : "r"(sent + 16) : "memory");
+        return found;
+    }
+    // `says`: whether the calling thread is the one of its warp that says so.
+    __device__ __forceinline__ void have_read(bool says) {
+        if (says) barrier_arrive(sent + 8, 0);
+        parity ^= 1;
+    }
+};
+
 // One operand's share of a stage: EXTENT rows of op() × BK, of which this block brings part `part` of PARTS.
 template <int EXTENT, bool mn, int PARTS>
 __device__ __forceinline__ void bring_tile(u32 to, const TensorMap& map, int first, int k, int part, u32 full) {
@@ -226,8 +266,11 @@ __device__ __forceinline__ void bring_tile(u32 to, const TensorMap& map, int fir
 //
 // Of residues there are PER_MODULUS planes for each of `moduli`, or of *count where that is not null. A plane of an operand
 // begins `a_lines` (`b_lines`) rows of the map behind the one before, a plane of C `plane` bytes.
+//
+// *drawn is 0 before and after each launch. Launches that may run at the same time have one each.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) __cluster_dims__(CLUSTER, 1, 1)
 wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, int m, int n, int k,
+      u32* __restrict__ drawn,
 #if EPILOGUE == 1
       int a_lines, int b_lines, char* __restrict__ C, long long ldc, long long plane, const u32* __restrict__ count,
       int moduli, int per_row, int above
@@ -243,7 +286,7 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
     const int a_lines = 0, b_lines = 0, planes = 1;
 #endif
     extern __shared__ char memory[];
-    __shared__ alignas(8) u64 barriers[2 * STAGES];
+    __shared__ alignas(8) u64 barriers[2 * STAGES + 3];
 
     if (skip != nullptr && *skip != 0) return;
 
@@ -255,20 +298,23 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
     const int all_steps = (k + BK - 1) / BK, slice_steps = (all_steps + slices - 1) / slices;
     const int jobs_of_plane = tiles.count() * slices, jobs = jobs_of_plane * planes;
     const auto plane_of = [&](int job) { return EPILOGUE == 1 ? job / jobs_of_plane : 0; };
-    const auto place = [&](int job, int& row, int& col, int& first, int& last) {
+    const auto place = [&](int job, int& row, int& col) {
         tiles.place((job - plane_of(job) * jobs_of_plane) / slices, row, col);
         row += below * BM;
         col += beside * BN;
+    };
+    const auto steps_of = [&](int job, int& first, int& last) {
         first = job % slices * slice_steps;
         last = first + slice_steps < all_steps ? first + slice_steps : all_steps;
     };
-    const int first_job = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
+    Draws draws{empty + 8 * STAGES};
 
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(full + 8 * s, 1);
             barrier_init(empty + 8 * s, CLUSTER * CONSUMERS);
         }
+        draws.init();
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     if (CLUSTER > 1) cluster_sync();
@@ -280,13 +326,18 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
         if (threadIdx.x == 0) {
             int stage = 0;
             u32 round = 1;  // the parity of a barrier's phase before its first: waiting for it is free
-            for (int job = first_job; job < jobs; job += stride) {
+            for (;;) {
+                draws.send(rank, drawn, jobs);
+                const int job = draws.number();
+                draws.have_read(true);
+                if (job < 0) break;
                 int row, col, first, last;
-                place(job, row, col, first, last);
+                place(job, row, col);
+                steps_of(job, first, last);
                 row += plane_of(job) * a_lines;
                 col += plane_of(job) * b_lines;
                 // Every other tile is brought from the end of k, which is still in L2; sums of integers are the same.
-                const bool back = TYPE == INT8 && (job - first_job) / stride % 2 != 0;
+                const bool back = TYPE == INT8 && draws.parity == 0;
                 for (int step = first; step < last; ++step) {
                     barrier_wait(empty + 8 * stage, round);
                     const u32 at = stages + stage * STAGE_BYTES, arrival = full + 8 * stage;
@@ -314,19 +365,24 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
 #if PROMOTE
         S total[ACC];
 #endif
-        for (int job = first_job; job < jobs; job += stride) {
-            int row, col, first, last;
-            place(job, row, col, first, last);
+        for (;;) {
+            const int job = draws.number();
+            __syncwarp();
+            draws.have_read(lane == 0);
+            if (job < 0) break;
+            int first, last;
+            steps_of(job, first, last);
+            const int steps = last - first;
 #if PROMOTE
 #pragma unroll
             for (int i = 0; i < ACC; ++i) total[i] = 0;
 #endif
             int before = -1;  // the stage whose products may still be under way
-            for (int step = first; step < last; ++step) {
+            for (int step = 0; step < steps; ++step) {
                 barrier_wait(full + 8 * stage, round);
                 const u64 at = static_cast<u64>(stage * STAGE_BYTES) >> 4;
                 begin();
-                const int fresh = PROMOTE ? (step - first) % STEPS_TO_PROMOTE == 0 : step == first;
+                const int fresh = PROMOTE ? step % STEPS_TO_PROMOTE == 0 : step == 0;
                 // Small products first: they are truncated least while the sum is small.
 #pragma unroll
                 for (int product = 0; product < PRODUCTS; ++product) {
@@ -340,7 +396,7 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
                 }
                 commit();
 #if PROMOTE
-                if (STEPS_TO_PROMOTE == 1 || (step + 1 - first) % STEPS_TO_PROMOTE == 0 || step + 1 == last) {
+                if (STEPS_TO_PROMOTE == 1 || (step + 1) % STEPS_TO_PROMOTE == 0 || step + 1 == steps) {
                     finish<0>();
                     settle(sums);
                     if (before >= 0) release(before);
@@ -364,12 +420,14 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
             S(&d)[ACC] = total;
 #else
             S(&d)[ACC] = sums;
-#endif
-            if (first >= last) {
+            if (steps <= 0) {
 #pragma unroll
                 for (int i = 0; i < ACC; ++i) d[i] = 0;
             }
+#endif
 
+            int row, col;
+            place(job, row, col);
             row += consumer * 64 + thread / 32 * 16;
 #if EPILOGUE == 1
             store_residues(d, C + plane_of(job) * plane, ldc, row, col, m, n, modulus(plane_of(job) / PER_MODULUS));

@@ -149,9 +149,9 @@ class Residues:
             for name, x in zip("ab", planes, strict=True)
         ]
         args = (
-            *maps, i32(m), i32(n), i32(product.k), i32(planes[0].lines), i32(planes[1].lines), u(sums.ptr),
-            i64(sums.ld), i64(m * sums.ld), u(scales.moduli), i32(self._count),
-            i32(tile.lower), i32(tile.above),
+            *maps, i32(m), i32(n), i32(product.k), u(self._scratch.drawn(stream)), i32(planes[0].lines),
+            i32(planes[1].lines), u(sums.ptr), i64(sums.ld), i64(m * sums.ld), u(scales.moduli),
+            i32(self._count), i32(tile.lower), i32(tile.above),
         )  # fmt: skip
         cluster = config.value("CLUSTER")
         grid = min(self._multiprocessors // cluster, config.grid(m, n)[0] * self.planes_of_all) * cluster

@@ -162,8 +162,9 @@ class Scaler:
         i32, u, cluster = np.int32, np.uintp, config.value("CLUSTER")
         maps = [plane_map(x, 1, k, name, config) for name, x in zip("ab", (a, b), strict=True)]
         args = (
-            *maps, i32(m), i32(n), i32(k), i32(1), i32(0), u(state + _STATE_BYTES - _LEAST_BYTES),
-            np.int64(n), u(0), u(0), u(state), i32(1), i32(symmetric), i32(0),
+            *maps, i32(m), i32(n), i32(k), u(self._scratch.drawn(stream)), i32(1), i32(0),
+            u(state + _STATE_BYTES - _LEAST_BYTES), np.int64(n), u(0), u(0), u(state), i32(1), i32(symmetric),
+            i32(0),
         )  # fmt: skip
         grid = min(self._multiprocessors // cluster, config.grid(m, n)[0]) * cluster
         self._multiply((grid,), config.block, args, stream, config.shared_bytes)

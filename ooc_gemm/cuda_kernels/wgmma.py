@@ -75,8 +75,8 @@ class Wgmma(Mma):
         alpha, beta = self._factors(product)
         i32, u, cluster = np.int32, np.uintp, config.value("CLUSTER")
         args = (
-            *maps, i32(m), i32(n), i32(k), alpha, beta, u(c.ptr), np.int64(c.ld),
-            u(split.a), u(split.b), u(split.flag), i32(slices), *map(i32, lower),
+            *maps, i32(m), i32(n), i32(k), u(self.scratch.drawn(stream)), alpha, beta, u(c.ptr),
+            np.int64(c.ld), u(split.a), u(split.b), u(split.flag), i32(slices), *map(i32, lower),
         )  # fmt: skip
         at_once = self._multiprocessors // cluster * config.value("RESIDENT")
         grid = min(at_once, config.grid(m, n)[0] * slices) * cluster

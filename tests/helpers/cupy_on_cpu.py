@@ -101,7 +101,8 @@ class Kernel(OzakiKernels):
             at = c + slice * m * ldc * np.dtype(self.config.dtype).itemsize
             matrix(at, m, n, ldc, self.config.dtype)[...] = 0
 
-    def wgmma(self, grid, a_map, b_map, m, n, k, *args):
+    def wgmma(self, grid, a_map, b_map, m, n, k, drawn, *args):
+        assert not matrix(drawn, 1, 1, 1, "u4")[0, 0]
         assert self.config.value("PRODUCTS") == 1
         (a, k_a, m_a, lda), (b, k_b, n_b, ldb) = (
             TENSOR_MAP.unpack(x[: TENSOR_MAP.size]) for x in (a_map, b_map)
