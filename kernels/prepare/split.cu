@@ -324,20 +324,10 @@ judge(int m, int n, int k, const Line* __restrict__ a, const Line* __restrict__ 
 
 // ---- the split ---------------------------------------------------------------------------------------------
 
-// X and `planes` may be the same memory. A warp takes SEGMENTS of them, all of which it reads before it writes.
-extern "C" __global__ void __launch_bounds__(THREADS)
-split(int rows, int cols, const float* X, long long ld, const int* __restrict__ depth, int sign,
-      const int* __restrict__ exponents, u32* planes, const State* __restrict__ state, const Kept* __restrict__ kept,
-      volatile u32* lost) {
-    if (kept != nullptr) {
-        const bool falls_back = state->fallback != 0, shifted = state->shifted != 0;
-        if (blockIdx.x == 0 && threadIdx.x == 0 && (falls_back ? kept->made != 0 : shifted)) *lost = 1;
-        if (shifted || kept->made != 0) return;
-    }
-    if (state->fallback != 0) return;
-    const int across = (cols + SEGMENT - 1) / SEGMENT, lane = threadIdx.x % 32;
-    const long long first = (blockIdx.x * static_cast<long long>(THREADS / 32) + threadIdx.x / 32) * SEGMENTS;
-    const Scale scale = {state->shifted != 0 ? depth : nullptr, exponents, sign};
+// Splits SEGMENTS segments from number `first` on, all of which the warp reads before it writes. X has `across` in a row.
+__device__ __forceinline__ void split_segments(int rows, int cols, const float* X, long long ld, const Scale& scale,
+                                               u32* planes, int across, long long first) {
+    const int lane = threadIdx.x % 32;
     long long places[SEGMENTS];  // of a thread's two elements
     Floats<2> pairs[SEGMENTS];
     long long row = first / across;
@@ -381,6 +371,25 @@ split(int rows, int cols, const float* X, long long ld, const int* __restrict__ 
         to[0] = hi;
         to[SEGMENT / 2] = lo;
     }
+}
+
+// X and `planes` may be the same memory. Any number of blocks, each of whose warps takes SEGMENTS segments at a time.
+extern "C" __global__ void __launch_bounds__(THREADS)
+split(int rows, int cols, const float* X, long long ld, const int* __restrict__ depth, int sign,
+      const int* __restrict__ exponents, u32* planes, const State* __restrict__ state, const Kept* __restrict__ kept,
+      volatile u32* lost) {
+    if (kept != nullptr) {
+        const bool falls_back = state->fallback != 0, shifted = state->shifted != 0;
+        if (blockIdx.x == 0 && threadIdx.x == 0 && (falls_back ? kept->made != 0 : shifted)) *lost = 1;
+        if (shifted || kept->made != 0) return;
+    }
+    if (state->fallback != 0) return;
+    const Scale scale = {state->shifted != 0 ? depth : nullptr, exponents, sign};
+    const int across = (cols + SEGMENT - 1) / SEGMENT;
+    const long long segments = static_cast<long long>(rows) * across, stride = gridDim.x * (THREADS / 32) * SEGMENTS;
+    const long long begin = (blockIdx.x * static_cast<long long>(THREADS / 32) + threadIdx.x / 32) * SEGMENTS;
+    for (long long first = begin; first < segments; first += stride)
+        split_segments(rows, cols, X, ld, scale, planes, across, first);
 }
 
 // Remembers of panels that stay that they hold planes now. One thread.

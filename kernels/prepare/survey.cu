@@ -89,55 +89,58 @@ struct Found {
 };
 
 #if K_INNER
-// A block takes 64 rows × PART columns, numbered along rows first; a warp takes four of the rows. `lines` and `largest`,
-// of every k, begin with zeros; `largest` may be missing.
+// Any number of blocks, which take one tile after another of 64 rows × PART columns, numbered along rows first; a warp takes
+// four of the rows. `lines` and `largest`, of every k, begin with zeros; `largest` may be missing.
 extern "C" __global__ void __launch_bounds__(SURVEYORS, 2)
 survey(int rows, int cols, const float* __restrict__ X, long long ld, Line* __restrict__ lines,
        u32* __restrict__ largest, const Kept* __restrict__ kept) {
     if (holds_planes(kept)) return;
     constexpr int ROWS = 4, FOURS = PART / 128, HIGH = SURVEYORS / 32 * ROWS;
     __shared__ u32 of_columns[PART];
-    const int across = (cols + PART - 1) / PART, lane = threadIdx.x % 32;
-    const int left = blockIdx.x % across * PART, row = blockIdx.x / across * HIGH + threadIdx.x / 32 * ROWS;
-    Held<ROWS, FOURS> held;
-    held.load(X + row * ld + left + 4 * lane, ld, rows - row, cols - left - 4 * lane);
-    if (threadIdx.x < PART) of_columns[threadIdx.x] = 0;
+    const int across = (cols + PART - 1) / PART, tiles = across * ((rows + HIGH - 1) / HIGH), lane = threadIdx.x % 32;
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const int left = tile % across * PART, row = tile / across * HIGH + threadIdx.x / 32 * ROWS;
+        Held<ROWS, FOURS> held;
+        held.load(X + row * ld + left + 4 * lane, ld, rows - row, cols - left - 4 * lane);
+        if (threadIdx.x < PART) of_columns[threadIdx.x] = 0;
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        u32 top = 0;
+        for (int r = 0; r < ROWS; ++r) {
+            u32 top = 0;
 #pragma unroll
-        for (int e = 0; e < 4 * FOURS; ++e) top = magnitude(held.x[r][e]) > top ? magnitude(held.x[r][e]) : top;
-        top = __reduce_max_sync(0xffffffff, top);
-        if (top == 0) continue;  // of the whole warp
-        PartCounts counts = {};
-        const int exponent = exponent_of(top);
-        const auto& x = held.x[r];
+            for (int e = 0; e < 4 * FOURS; ++e) top = magnitude(held.x[r][e]) > top ? magnitude(held.x[r][e]) : top;
+            top = __reduce_max_sync(0xffffffff, top);
+            if (top == 0) continue;  // of the whole warp
+            PartCounts counts = {};
+            const int exponent = exponent_of(top);
+            const auto& x = held.x[r];
 #pragma unroll
-        for (int e = 0; e < 4 * FOURS; e += 4) counts.add(x[e], x[e + 1], x[e + 2], x[e + 3], exponent);
-        for (u32* count : {&counts.sum, &counts.low, &counts.squares, &counts.high_squares})
-            *count = __reduce_add_sync(0xffffffff, *count);
-        if (lane == 0) {
-            Found found = {};
-            found.add(top, counts);
-            found.put(lines[row + r]);
+            for (int e = 0; e < 4 * FOURS; e += 4) counts.add(x[e], x[e + 1], x[e + 2], x[e + 3], exponent);
+            for (u32* count : {&counts.sum, &counts.low, &counts.squares, &counts.high_squares})
+                *count = __reduce_add_sync(0xffffffff, *count);
+            if (lane == 0) {
+                Found found = {};
+                found.add(top, counts);
+                found.put(lines[row + r]);
+            }
         }
-    }
-    if (largest == nullptr) return;
-    __syncthreads();
+        if (largest == nullptr) continue;
+        __syncthreads();
 #pragma unroll
-    for (int e = 0; e < 4 * FOURS; ++e) {
-        u32 top = 0;
+        for (int e = 0; e < 4 * FOURS; ++e) {
+            u32 top = 0;
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) top = magnitude(held.x[r][e]) > top ? magnitude(held.x[r][e]) : top;
-        if (top != 0) atomicMax(&of_columns[e / 4 * 128 + 4 * lane + e % 4], top);
+            for (int r = 0; r < ROWS; ++r) top = magnitude(held.x[r][e]) > top ? magnitude(held.x[r][e]) : top;
+            if (top != 0) atomicMax(&of_columns[e / 4 * 128 + 4 * lane + e % 4], top);
+        }
+        __syncthreads();
+        if (threadIdx.x < PART && of_columns[threadIdx.x] != 0)
+            atomicMax(&largest[left + threadIdx.x], of_columns[threadIdx.x]);
     }
-    __syncthreads();
-    if (threadIdx.x < PART && of_columns[threadIdx.x] != 0)
-        atomicMax(&largest[left + threadIdx.x], of_columns[threadIdx.x]);
 }
 #else
-// A block takes PART rows × 256 columns, numbered along rows first, and walks down them; a warp holds four rows × 128
-// columns at a time. `lines` and `largest`, of every k, begin with zeros; `largest` may be missing.
+// Any number of blocks, which take one tile after another of PART rows × 256 columns, numbered along rows first, and walk
+// down it; a warp holds four rows × 128 columns at a time. `lines` and `largest`, of every k, begin with zeros; `largest`
+// may be missing.
 extern "C" __global__ void __launch_bounds__(SURVEYORS, 2)
 survey(int rows, int cols, const float* __restrict__ X, long long ld, Line* __restrict__ lines,
        u32* __restrict__ largest, const Kept* __restrict__ kept) {
@@ -146,49 +149,52 @@ survey(int rows, int cols, const float* __restrict__ X, long long ld, Line* __re
     // Of columns, in the order of lanes: lane l has columns 4·l to 4·l + 3 of a warp's, at l, 32 + l, 64 + l and 96 + l.
     __shared__ u32 tops[WIDE];
     __shared__ PartCounts parts[WIDE];
-    const int across = (cols + WIDE - 1) / WIDE, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int left = blockIdx.x % across * WIDE, first = blockIdx.x / across * PART;
-    const int last = rows - first < PART ? rows : first + PART, half = warp % 2 * 128;
-    const int own = threadIdx.x % WIDE;  // of the first threads, the column that they keep
-    Found found = {};
-    for (int high = first; high < last; high += HIGH) {
-        const int row = high + warp / 2 * ROWS, col = left + half + 4 * lane;
-        Held<ROWS, 1> held;
-        held.load(X + row * ld + col, ld, rows - row, cols - col);
-        if (threadIdx.x < WIDE) tops[own] = 0, parts[own] = {};
-        __syncthreads();
+    const int across = (cols + WIDE - 1) / WIDE, tiles = across * ((rows + PART - 1) / PART);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const int left = tile % across * WIDE, first = tile / across * PART;
+        const int last = rows - first < PART ? rows : first + PART, half = warp % 2 * 128;
+        const int own = threadIdx.x % WIDE;  // of the first threads, the column that they keep
+        Found found = {};
+        for (int high = first; high < last; high += HIGH) {
+            const int row = high + warp / 2 * ROWS, col = left + half + 4 * lane;
+            Held<ROWS, 1> held;
+            held.load(X + row * ld + col, ld, rows - row, cols - col);
+            if (threadIdx.x < WIDE) tops[own] = 0, parts[own] = {};
+            __syncthreads();
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            u32 top = 0;
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r) top = magnitude(held.x[r][e]) > top ? magnitude(held.x[r][e]) : top;
-            if (top != 0) atomicMax(&tops[half + 32 * e + lane], top);
-        }
-        if (largest != nullptr) {
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
+            for (int e = 0; e < 4; ++e) {
                 u32 top = 0;
 #pragma unroll
-                for (int e = 0; e < 4; ++e) top = magnitude(held.x[r][e]) > top ? magnitude(held.x[r][e]) : top;
-                top = __reduce_max_sync(0xffffffff, top);
-                if (lane == 0 && top != 0) atomicMax(&largest[row + r], top);
+                for (int r = 0; r < ROWS; ++r) top = magnitude(held.x[r][e]) > top ? magnitude(held.x[r][e]) : top;
+                if (top != 0) atomicMax(&tops[half + 32 * e + lane], top);
             }
-        }
-        __syncthreads();
+            if (largest != nullptr) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const int at = half + 32 * e + lane;
-            const auto& x = held.x;
-            PartCounts counts = {};
-            counts.add(x[0][e], x[1][e], x[2][e], x[3][e], exponent_of(tops[at]));
-            atomicAdd(&parts[at].sum, counts.sum), atomicAdd(&parts[at].squares, counts.squares);
-            atomicAdd(&parts[at].high_squares, counts.high_squares);
-            if (counts.low != 0) atomicAdd(&parts[at].low, counts.low);
+                for (int r = 0; r < ROWS; ++r) {
+                    u32 top = 0;
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) top = magnitude(held.x[r][e]) > top ? magnitude(held.x[r][e]) : top;
+                    top = __reduce_max_sync(0xffffffff, top);
+                    if (lane == 0 && top != 0) atomicMax(&largest[row + r], top);
+                }
+            }
+            __syncthreads();
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int at = half + 32 * e + lane;
+                const auto& x = held.x;
+                PartCounts counts = {};
+                counts.add(x[0][e], x[1][e], x[2][e], x[3][e], exponent_of(tops[at]));
+                atomicAdd(&parts[at].sum, counts.sum), atomicAdd(&parts[at].squares, counts.squares);
+                atomicAdd(&parts[at].high_squares, counts.high_squares);
+                if (counts.low != 0) atomicAdd(&parts[at].low, counts.low);
+            }
+            __syncthreads();
+            if (threadIdx.x < WIDE && tops[own] != 0) found.add(tops[own], parts[own]);
         }
-        __syncthreads();
-        if (threadIdx.x < WIDE && tops[own] != 0) found.add(tops[own], parts[own]);
+        if (threadIdx.x < WIDE) found.put(lines[left + own / 128 * 128 + own % 32 * 4 + own % 128 / 32]);
     }
-    if (threadIdx.x < WIDE) found.put(lines[left + own / 128 * 128 + own % 32 * 4 + own % 128 / 32]);
 }
 #endif
 

@@ -290,21 +290,12 @@ __device__ __forceinline__ void add_up(Sums& sum, const Operand& a, const Operan
     wait_for_own_copies();
 }
 
-// The grid is ⌈m/BM⌉·⌈n/BN⌉ blocks of THREADS threads, times the slices of k.
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-dmma(long long m, long long n, long long k, T alpha, const S* __restrict__ A, long long lda, const S* __restrict__ B,
-     long long ldb, T beta, S* __restrict__ C, long long ldc
-#if GUARDED
-     ,
-     const u32* __restrict__ guard
-#endif
-) {
-#if GUARDED
-    if (*guard == 0) return;
-#endif
+__device__ __forceinline__ void
+make_tile(u32 tile, long long m, long long n, long long k, T alpha, const S* __restrict__ A, long long lda,
+          const S* __restrict__ B, long long ldb, T beta, S* __restrict__ C, long long ldc) {
     // A launch has less than 2^31 blocks; divisions of 64 bits would take as long as a short tile.
     const u32 tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
-    const TilePlace<u32> place = place_of_tile<GROUP>(blockIdx.x, tiles_m, tiles_n);
+    const TilePlace<u32> place = place_of_tile<GROUP>(tile, tiles_m, tiles_n);
     const long long m0 = static_cast<long long>(place.row) * BM, n0 = static_cast<long long>(place.col) * BN;
     const int rows = m - m0 < BM ? m - m0 : BM, cols = n - n0 < BN ? n - n0 : BN;
 
@@ -367,4 +358,27 @@ dmma(long long m, long long n, long long k, T alpha, const S* __restrict__ A, lo
             }
         }
     }
+}
+
+// The grid is ⌈m/BM⌉·⌈n/BN⌉ blocks of THREADS threads, times the slices of k. With GUARDED, and without FOLD, there
+// may be fewer: then each makes several tiles, because thousands of blocks that do nothing take some 50 µs.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+dmma(long long m, long long n, long long k, T alpha, const S* __restrict__ A, long long lda, const S* __restrict__ B,
+     long long ldb, T beta, S* __restrict__ C, long long ldc
+#if GUARDED
+     ,
+     const u32* __restrict__ guard
+#endif
+) {
+#if GUARDED
+    if (*guard == 0) return;
+#endif
+#if GUARDED && !FOLD
+    for (u32 tile = blockIdx.x; tile < (m + BM - 1) / BM * ((n + BN - 1) / BN); tile += gridDim.x) {
+        make_tile(tile, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc);
+        __syncthreads();  // nobody reads what the next tile replaces
+    }
+#else
+    make_tile(blockIdx.x, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc);
+#endif
 }

@@ -71,7 +71,10 @@ class Fallback:
             i64(m), i64(n), i64(k), f64(product.alpha.real), u(a.ptr), i64(a.ld), u(b.ptr), i64(b.ld),
             f64(product.beta.real), u(c.ptr), i64(c.ld), u(flag),
         )  # fmt: skip
-        self._function(config)(config.grid(m, n), config.block, args, stream, config.shared_bytes)
+        blocks = config.grid(m, n)[0]
+        if not config.value("FOLD"):
+            blocks = min(blocks, self._multiprocessors * config.value("RESIDENT"))
+        self._function(config)((blocks,), config.block, args, stream, config.shared_bytes)
 
     def _in_float32(self, product: Product, flag: int, stream: Any) -> None:
         a, b, k = product.a, product.b, product.k

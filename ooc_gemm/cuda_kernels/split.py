@@ -56,7 +56,10 @@ _THREADS, _STRIP = 256, 128
 _PART, _ROWS_OF_SURVEY = 256, 64
 """Elements along k of a block of `survey`; its rows if they are lines. If columns are lines, it has 256."""
 _SEGMENTS = 8 * 4
-"""Segments of 64 elements that a block of `split` takes."""
+"""Segments of 64 elements that a block of `split` takes at a time."""
+_AT_ONCE = 8
+"""Most blocks of `survey` and of `split` for each multiprocessor. A panel that is split already would get
+tens of thousands, which need 50 µs to do nothing."""
 _DEVICE_TO_HOST = 2
 """cudaMemcpyKind."""
 
@@ -215,7 +218,7 @@ class Splitter:
         zeros."""
         rows, cols = self._shape(k, side)
         high = _PART if self._mn[side.name] else _ROWS_OF_SURVEY
-        grid = (ceil_div(rows, high) * ceil_div(cols, _PART),)
+        grid = (min(ceil_div(rows, high) * ceil_div(cols, _PART), self._multiprocessors * _AT_ONCE),)
         args = (
             np.int32(rows), np.int32(cols), np.uintp(side.operand.ptr), np.int64(side.operand.ld),
             np.uintp(side.lines), np.uintp(side.largest), np.uintp(side.kept),
@@ -269,7 +272,7 @@ class Splitter:
             i32(rows), i32(cols), u(given.ptr), np.int64(given.ld), u(depth), i32(_SIGN[side.name]),
             u(side.exponents), u(planes), u(state), u(side.kept), u(self.lost.ctypes.data),
         )  # fmt: skip
-        grid = (ceil_div(rows * ceil_div(cols, 64), _SEGMENTS),)
+        grid = (min(ceil_div(rows * ceil_div(cols, 64), _SEGMENTS), self._multiprocessors * _AT_ONCE),)
         self._kernels[side.name]["split"](grid, (_THREADS,), args, stream)
         return Operand(planes, given.ld)
 

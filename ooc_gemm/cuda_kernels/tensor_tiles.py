@@ -133,15 +133,20 @@ def _dmma(dtype: str, trans_a: bool, trans_b: bool, tiles: _Tiles, fold: int = 0
     return found
 
 
+_LOOPING = 3
+"""Most thread blocks on a multiprocessor whose threads have a register for a loop over tiles."""
+
+
 def float64_sums(trans_a: bool, trans_b: bool) -> list[Config]:
     """Return the configurations of dmma.cu for a product of float32 whose products and sums are float64, as
     are α and β. They do nothing unless a flag on the device is set."""
     return [
         replace(
-            _with(config, SOURCE="float", GUARDED=1), dtype="float32", shared_bytes=config.shared_bytes // 2
+            _with(config, SOURCE="float", GUARDED=1, RESIDENT=min(_LOOPING, config.value("RESIDENT"))),
+            dtype="float32", shared_bytes=config.shared_bytes // 2,
         )
         for config in dmma("float64", trans_a, trans_b)
-    ]
+    ]  # fmt: skip
 
 
 _FOLD = 4

@@ -10,7 +10,7 @@ from ..planning.machine import Budget, Rates
 from ..planning.plan import Plan
 from ..planning.problem import Problem
 from ..planning.search import least_seconds
-from ..storage.io.background import PLACES_BYTES, STEP_BYTES
+from ..storage.io.background import STEP_BYTES, places_bytes
 from ..storage.io.files import chunks_at_once, in_background, writes_at_once
 from ..storage.io.requests import BANDWIDTH, CONNECTION_BYTES, STREAM, WRITERS, requests
 from ..storage.read import addresses
@@ -56,8 +56,10 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
     if written_in_background:
         writers = writes_at_once(writers)
     in_places = apart and (read_in_background or written_in_background)
-    if in_places := in_places and request.memory_limit - base >= SMALL * PLACES_BYTES:
-        base += PLACES_BYTES
+    there = request.memory_limit - base if in_places else 0
+    steps = (step for step in (STEP_BYTES, STEP_BYTES // 2) if there >= SMALL * places_bytes(step))
+    if step := next(steps, 0):
+        base += places_bytes(step)
     in_memory = request.c is None and request.writes
     notes = not (in_memory or request.reduced)
     return Budget(
@@ -79,7 +81,7 @@ def make_budget(request: Settled, inputs: Inputs, problem: Problem, chosen: Chos
         eighths=eighths,
         chunk=_chunk_bytes(request, limits.workers) if notes else 0,
         in_memory=read_in_background,
-        step=STEP_BYTES if in_places else 0,
+        step=step,
     )
 
 

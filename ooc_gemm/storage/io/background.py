@@ -30,11 +30,13 @@ _READ_ONLY = os.O_RDONLY | os.O_NONBLOCK
 THREADS = min(24, max(16, 3 * (os.cpu_count() or 1) // 8))
 """Most threads that copy. They are enough for the speed of memory (beside four H200 and 64 cores, 16 are 8 %
 slower than 24, and 48 as fast), and few enough that all have work: starting a read then wakes no thread."""
-STEP_BYTES = 1 << 20
-"""Bytes that a thread reads before it sends them on to a device, or has from a device before it writes them:
-few enough for caches of processors, and enough for a copy's own cost."""
-PLACES_BYTES = (4 * THREADS + 1) * STEP_BYTES
-"""Bytes of the places that threads have for them, and of one from which a copy is timed."""
+STEP_BYTES = 2 << 20
+"""Most bytes that a thread reads before it sends them on to a device, or has from a device before it writes
+them: few enough for caches of processors, and enough for what each step costs beside them, some 10 µs in which
+no other thread calls the driver (H200, 32768³ float32: .395 s, and .404 in steps of 1 MiB)."""
+SHORT_BYTES = 1 << 20
+"""What is shorter than half of this, or of a step, goes to a device from the buffer if that is pinned. Also a
+constant of transfers.c."""
 TASK_BYTES = 1 << 20
 """Bytes of short jobs that a thread is woken for. Where it was woken for a quarter of them, chunks of 64 KiB
 took 23 µs of processor time instead of 20 (two cores, 2026-11-29)."""
@@ -134,7 +136,13 @@ def _together(jobs: Sequence[Job], buffer: Bytes | None, parts: int) -> int:
     if parts > 1 or buffer is None:
         return 1
     each = max(job.nbytes * job.rows for job in jobs)
-    return 1 if 2 * each >= STEP_BYTES else max(1, TASK_BYTES // max(1, each))
+    return 1 if 2 * each >= SHORT_BYTES else max(1, TASK_BYTES // max(1, each))
+
+
+def places_bytes(step: int) -> int:
+    """Return the bytes of the places of `step` bytes that threads have, and of one from which a copy is
+    timed."""
+    return (4 * THREADS + 1) * step
 
 
 def in_places(jobs: Sequence[Job], buffer: Bytes, parts: int, step: int, line: int) -> bool:
@@ -143,10 +151,10 @@ def in_places(jobs: Sequence[Job], buffer: Bytes, parts: int, step: int, line: i
 
     parts: as of `Transfer`. step: bytes of a place; 0 where there are none. line: bytes of a row.
     """
-    nbytes = len(buffer) // (len(jobs) * parts)
+    nbytes, least = len(buffer) // (len(jobs) * parts), min(step, SHORT_BYTES)
     if _together(jobs, buffer, parts) > 1:
-        return TASK_BYTES <= step <= 2 * len(buffer)
-    return 0 < step <= 2 * nbytes and line <= step
+        return TASK_BYTES <= step and least <= 2 * len(buffer)
+    return 0 < least <= 2 * nbytes and line <= step
 
 
 def read(jobs: Sequence[Job], buffer: Bytes, quick: bool) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("transfers.c", "listing.c"))
 LIBRARY = Path(__file__).with_name("_transfers.so")
-_VERSION = 8
+_VERSION = 9
 """What `transfers_version` returns. A library that an older source has left behind is not used."""
 
 

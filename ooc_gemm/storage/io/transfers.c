@@ -20,6 +20,7 @@
 
 #define MOST_THREADS 64
 #define STACK_BYTES (1 << 20)
+#define SHORT_BYTES (1 << 20)
 // Errors, besides the numbers of errno: a file that ended too early, and rows that the device did not copy.
 #define TOO_SHORT (-1)
 #define NOT_COPIED (-2)
@@ -118,7 +119,7 @@ static Queue queues[2] = {{NULL, &queues[0].head, 0}, {NULL, &queues[1].head, 0}
 static int threads, busy, asleep, queued, waiting, most_threads = MOST_THREADS;
 
 // The number of this interface, which the loader compares: a library of another version is not used.
-int transfers_version(void) { return 8; }
+int transfers_version(void) { return 9; }
 
 void transfers_limit(int count) { most_threads = count < MOST_THREADS ? count : MOST_THREADS; }
 
@@ -227,7 +228,8 @@ static int pass_on(Transfer* transfer, const Task* task, Beside* own) {
     const Job* job = task->jobs;
     int64_t unit = job->rows > 1 ? job->nbytes : 1, size = bytes_of(task), step = 0;
     if (device->use(device->context)) return NOT_COPIED;
-    if (2 * size >= device->step || !device->pinned)
+    int64_t least = device->step < SHORT_BYTES ? device->step : SHORT_BYTES;
+    if (2 * size >= least || !device->pinned)
         step = step_of(own, device, unit > device->width ? unit : device->width);
     if (task->count > 1 && step < size) step = 0;
     int places = step ? SENDING : 0;
