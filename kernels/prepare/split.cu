@@ -392,9 +392,10 @@ split(int rows, int cols, const float* X, long long ld, const int* __restrict__ 
         split_segments(rows, cols, X, ld, scale, planes, across, first);
 }
 
-// Remembers of panels that stay that they hold planes now. One thread.
-extern "C" __global__ void keep(const State* __restrict__ state, Kept* a, Kept* b) {
+// Remembers of panels that stay that they hold planes now, and tells the host: `known` gets the panel's number. One thread.
+extern "C" __global__ void keep(const State* __restrict__ state, Kept* a, Kept* b, volatile u32* a_known, u32 a_number,
+                                volatile u32* b_known, u32 b_number) {
     if (state->fallback != 0 || state->shifted != 0) return;
-    if (a != nullptr) *a = {1, state->sides[0]};
-    if (b != nullptr) *b = {1, state->sides[1]};
+    if (a != nullptr) *a = {1, state->sides[0]}, *a_known = a_number;
+    if (b != nullptr) *b = {1, state->sides[1]}, *b_known = b_number;
 }

@@ -97,6 +97,12 @@ class _Side:
     """Address of the largest element of each k; 0: it is not wanted."""
     kept: int = 0
     """Address of a `Kept` if the operand stays, else 0."""
+    known: int = 0
+    """Address of the word in which the host learns that a panel that stays holds planes."""
+    number: int = 0
+    """What that word is then."""
+    made: bool = False
+    """Whether it is that already."""
 
 
 class Splitter:
@@ -107,11 +113,16 @@ class Splitter:
         self._mn, self._multiprocessors, self._scratch = mn, multiprocessors, scratch
         self._remembered = {"a": 0, "b": 0}
         """Bytes for what is known of each panel that stays: `Kept`, largest elements and exponents."""
-        self._first: dict[tuple[str, int], int] = {}
-        """For each buffer of such panels, the first row or column of the panel that is there."""
-        self.lost = np.zeros(1, np.uint32)
-        """Not 0 if a panel that stays would have been needed as it was before it was split. It is in memory
-        that the device can write if panels stay."""
+        self._first: dict[tuple[str, int], tuple[int, int]] = {}
+        """For each buffer of such panels, the first row or column of the panel that is there, and its number
+        among all panels that stayed."""
+        self._words = np.zeros(1, np.uint32)
+        """What the device tells the host, in memory that it can write if panels stay: `lost`, and for each
+        buffer the number of the last panel that was split there."""
+        self._word_of = {"a": 1, "b": 1}
+        """Where the words for buffers of each operand begin."""
+        self._panels = 0
+        """Number of panels that stayed, so far."""
         self._kernels: dict[str, dict[str, Kernel]] = {
             name: load(preparations.survey(not mn), *_SURVEY) | load(preparations.split(not mn), *_SPLIT)
             for name, mn in mn.items()
@@ -137,15 +148,18 @@ class Splitter:
         if not symmetric:
             at = lines + LINE_BYTES * m, exponents + EXPONENT_BYTES * m, depth + 8 * k
             sides.append(_Side("b", product.b, n, *at))
-            driver.fill(depth + 4 * k, 0, 8 * k, stream)
-        driver.fill(lines, 0, LINE_BYTES * count, stream)  # the sweeps add to what is there
         sides = [
             self._staying(k, side, stay, stream) if stay else side
             for side, stay in zip(sides, product.stay, strict=False)
         ]
         a, b = sides[0], sides[-1]
-        u, i32 = np.uintp, np.int32
-        for side in sides:
+        u, i32, u32 = np.uintp, np.int32, np.uint32
+        fresh = [side for side in sides if not side.made]
+        if not symmetric and not (a.kept and b.kept):
+            driver.fill(depth + 4 * k, 0, 8 * k, stream)
+        if fresh:
+            driver.fill(lines, 0, LINE_BYTES * count, stream)  # the sweeps add to what is there
+        for side in fresh:
             self._survey(k, side, stream)
         kernels, n = self._kernels["a"], count - m
         grid = (ceil_div(m, _THREADS) + ceil_div(n, _THREADS),)
@@ -155,12 +169,13 @@ class Splitter:
             args = i32(k), u(a.largest), u(b.largest), u(depth), u(state)
             kernels["equilibrate"]((1,), (_JUDGES,), args, stream)
         self._judge(product, sides, True, state, stream)
-        for side in sides:
+        for side in fresh:
             self._recount(k, side, depth, state, stream)
         self._judge(product, sides, False, state, stream)
         planes = [self._write_planes(k, side, depth, in_place, state, stream) for side in sides]
-        if a.kept or b.kept:
-            kernels["keep"]((1,), (1,), (u(state), u(a.kept), u(b.kept)), stream)
+        if any(side.kept for side in fresh):
+            words = u(a.known), u32(a.number), u(b.known), u32(b.number)
+            kernels["keep"]((1,), (1,), (u(state), u(a.kept), u(b.kept), *words), stream)
         made = replace(product, a=planes[0], b=planes[-1])
         return made, Split(a.exponents, b.exponents, state)
 
@@ -197,7 +212,14 @@ class Splitter:
             padded = k * round_up(lines, pitch) if self._mn[name] else lines * round_up(k, pitch)
             self._scratch.at(f"planes {name}", 4 * padded)
         if any(stay):
-            self.lost = _written_by_the_device()
+            self._word_of["b"] = 1 + stay[0]
+            self._words = _written_by_the_device(1 + sum(stay))
+
+    @property
+    def lost(self) -> Any:
+        """An array of one element, which is not 0 if a panel that stays would have been needed as it was
+        before it was split."""
+        return self._words[:1]
 
     def _shape(self, k: int, side: _Side) -> tuple[int, int]:
         """Rows and columns of an operand as it is stored."""
@@ -205,13 +227,18 @@ class Splitter:
 
     def _staying(self, k: int, side: _Side, stay: Stay, stream: Any) -> _Side:
         """Return the operand with the places where what is known of it is remembered."""
-        each = self._remembered[side.name]
+        each, key = self._remembered[side.name], (side.name, stay.buffer)
         kept = self._scratch.at(f"kept {side.name}", (stay.buffer + 1) * each) + stay.buffer * each
-        if self._first.get((side.name, stay.buffer)) != stay.first:
-            self._first[side.name, stay.buffer] = stay.first
+        first, number = self._first.get(key, (None, 0))
+        if first != stay.first:
+            self._panels += 1
+            self._first[key] = stay.first, (number := self._panels)
             driver.fill(kept, 0, KEPT_BYTES + 4 * k, stream)
-        largest = kept + KEPT_BYTES
-        return replace(side, kept=kept, largest=largest, exponents=largest + 4 * k)
+        largest, word = kept + KEPT_BYTES, self._word_of[side.name] + stay.buffer
+        return replace(
+            side, kept=kept, largest=largest, exponents=largest + 4 * k,
+            known=self._words.ctypes.data + 4 * word, number=number, made=int(self._words[word]) == number,
+        )  # fmt: skip
 
     def _survey(self, k: int, side: _Side, stream: Any) -> None:
         """Start to find what is known about the lines of an operand. Lines and largest elements begin with
@@ -272,18 +299,19 @@ class Splitter:
             i32(rows), i32(cols), u(given.ptr), np.int64(given.ld), u(depth), i32(_SIGN[side.name]),
             u(side.exponents), u(planes), u(state), u(side.kept), u(self.lost.ctypes.data),
         )  # fmt: skip
-        grid = (min(ceil_div(rows * ceil_div(cols, 64), _SEGMENTS), self._multiprocessors * _AT_ONCE),)
+        blocks = min(ceil_div(rows * ceil_div(cols, 64), _SEGMENTS), self._multiprocessors * _AT_ONCE)
+        grid = (1 if side.made else blocks,)  # one says whether the panel would be needed as it was
         self._kernels[side.name]["split"](grid, (_THREADS,), args, stream)
         return Operand(planes, given.ld)
 
 
-def _written_by_the_device() -> Any:
-    """Return a zero in host memory that the current device can write."""
+def _written_by_the_device(count: int) -> Any:
+    """Return so many zeros in host memory that the current device can write."""
     from cupy.cuda import PinnedMemoryPointer
     from cupy.cuda.pinned_memory import PinnedMemory
 
-    found = np.frombuffer(PinnedMemoryPointer(PinnedMemory(4), 0), np.uint32, 1)
-    found[0] = 0
+    found = np.frombuffer(PinnedMemoryPointer(PinnedMemory(4 * count), 0), np.uint32, count)
+    found[:] = 0
     return found
 
 

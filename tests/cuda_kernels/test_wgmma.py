@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from products import as_product
 from ooc_gemm.cuda_kernels import catalog, preparations, tensor_tiles
 from ooc_gemm.cuda_kernels import compile as compiler
 from ooc_gemm.cuda_kernels.config import Config
-from ooc_gemm.cuda_kernels.product import Strips, diagonal_strips
+from ooc_gemm.cuda_kernels.product import Stay, Strips, diagonal_strips
 from ooc_gemm.support.errors import DeviceError
 
 KINDS = {"fp16x3": "float32", "fp16": "float16", "tf32": "float32", "int8": "int8"}
@@ -98,6 +99,45 @@ def _random(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> np.
     if dtype == "int8":
         return rng.integers(-128, 128, shape, "int8")
     return rng.standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.gpu
+def test_a_panel_that_is_split_is_not_looked_at_again(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as the host has learned of it. Another panel in its buffer is looked at."""
+    from ooc_gemm.cuda_kernels import driver
+    from ooc_gemm.cuda_kernels.wgmma import Wgmma
+
+    launched, launch = list[str](), driver.Kernel.__call__
+
+    def noting(self: Any, *args: Any) -> None:
+        launched.append(self._name)
+        launch(self, *args)
+
+    monkeypatch.setattr(driver.Kernel, "__call__", noting)
+    m, n, k = 384, 512, 640
+    rng, stream = np.random.default_rng(5), cupy.cuda.Stream(non_blocking=True)
+    gemm = Wgmma("fp16x3", False, False, "float32", "float32")
+    gemm.reserve(m, n, k, "ab", (1, 2))
+    b = _random(rng, (k, n), "float32")
+    right, c = _stored(cupy, b, "float32"), cupy.zeros((m, n), "float32")
+    for first, sweeps in ((0, 2), (0, 0), (m, 1), (m, 0)):
+        if sweeps:
+            a = _random(rng, (m, k), "float32")
+            left = _stored(cupy, a, "float32")
+        cupy.cuda.runtime.deviceSynchronize()
+        launched.clear()
+        operands = ((x.data.ptr, x.shape[1]) for x in (left, right, c))
+        (a_ptr, lda), (b_ptr, ldb), (c_ptr, ldc) = operands
+        product = as_product(m, n, k, 1, a_ptr, lda, b_ptr, ldb, 0, c_ptr, ldc)
+        gemm(replace(product, stay=(Stay(0, first), Stay(1, 0))), stream)
+        stream.synchronize()
+        assert (
+            launched.count("survey")
+            == launched.count("row_lines") + launched.count("column_counts")
+            == sweeps
+        )
+        assert np.allclose(c.get(), a @ b, rtol=0, atol=1e-3)
+    assert gemm.lost.tolist() == [0]
 
 
 @pytest.mark.gpu

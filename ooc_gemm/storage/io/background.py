@@ -32,8 +32,8 @@ THREADS = min(24, max(16, 3 * (os.cpu_count() or 1) // 8))
 slower than 24, and 48 as fast), and few enough that all have work: starting a read then wakes no thread."""
 STEP_BYTES = 2 << 20
 """Most bytes that a thread reads before it sends them on to a device, or has from a device before it writes
-them: few enough for caches of processors, and enough for what each step costs beside them, some 10 µs in which
-no other thread calls the driver (H200, 32768³ float32: .395 s, and .404 in steps of 1 MiB)."""
+them: few enough for caches of processors, and enough for what each step costs beside them, some 10 µs in
+which no other thread calls the driver (H200, 32768³ float32: .395 s, and .404 in steps of 1 MiB)."""
 SHORT_BYTES = 1 << 20
 """What is shorter than half of this, or of a step, goes to a device from the buffer if that is pinned. Also a
 constant of transfers.c."""
@@ -153,7 +153,7 @@ def in_places(jobs: Sequence[Job], buffer: Bytes, parts: int, step: int, line: i
     """
     nbytes, least = len(buffer) // (len(jobs) * parts), min(step, SHORT_BYTES)
     if _together(jobs, buffer, parts) > 1:
-        return TASK_BYTES <= step and least <= 2 * len(buffer)
+        return step >= TASK_BYTES and least <= 2 * len(buffer)
     return 0 < least <= 2 * nbytes and line <= step
 
 

@@ -229,8 +229,7 @@ static int pass_on(Transfer* transfer, const Task* task, Beside* own) {
     int64_t unit = job->rows > 1 ? job->nbytes : 1, size = bytes_of(task), step = 0;
     if (device->use(device->context)) return NOT_COPIED;
     int64_t least = device->step < SHORT_BYTES ? device->step : SHORT_BYTES;
-    if (2 * size >= least || !device->pinned)
-        step = step_of(own, device, unit > device->width ? unit : device->width);
+    if (2 * size >= least || !device->pinned) step = step_of(own, device, unit > device->width ? unit : device->width);
     if (task->count > 1 && step < size) step = 0;
     int places = step ? SENDING : 0;
     if (!step || step > size) step = size;
