@@ -205,7 +205,7 @@ struct Tiles {
 // The numbers that a cluster draws, one after another: its first block's producer draws one and sends it to every block.
 // All producers and warps of consumers read it there, and say so before the next is sent.
 struct Draws {
-    u32 sent;        // address in shared memory of a barrier, behind which lie another, `read`, and the number
+    u32 sent;  // address in shared memory of a barrier, behind which lie another, `read`, and the number
     u32 parity = 0;  // of the barriers' phases
 
     static constexpr int READERS = CLUSTER * (1 + 4 * CONSUMERS);
