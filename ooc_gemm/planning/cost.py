@@ -323,9 +323,9 @@ class CostModel:
         width = p.n / max(1, len(column_edges(p, x.bn, True)) - 1) if x.panels.narrowing else x.bn
         edge = LANE_EDGE if x.panels.lanes else rates.edge
         thin = rates.thin * passes / max(1, p.k) + edge / x.bm + edge / width
-        if not p.once:
-            thin += rates.ready_again / width if x.panels.resident else 0.0
-            thin += rates.ready_again / x.bm if x.panels.columns else 0.0
+        a_again, b_again = p.ready_again
+        thin += rates.ready_again / width if a_again and x.panels.resident else 0.0
+        thin += rates.ready_again / x.bm if b_again and x.panels.columns else 0.0
         down = max(1, ceil_div(p.m, x.bm))
         if p.symmetric and len(self._budget.weights) > 1:  # blocks on the diagonal are made whole
             thin += 1 / down

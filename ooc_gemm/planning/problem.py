@@ -370,6 +370,13 @@ class Problem:
         return (self.m + 1 if self.symmetric else 2 * self.m) * self.n * self.k
 
     @property
+    def ready_again(self) -> tuple[bool, bool]:
+        """Whether panels of op(A), and of op(B), that stay are made ready again for each block: those that are
+        not prepared once, or not where they lie, as panels of complex numbers that are embedded."""
+        (a, b), (along_k, _) = self.scratch, self.panels_along_k
+        return not self.once or (a > 0 and not along_k), not self.once or b > 0
+
+    @property
     def align(self) -> tuple[int, int]:
         """Height and width of which block sizes are multiples: those of C's chunks; for a symmetric product,
         multiples of both."""

@@ -140,3 +140,25 @@ def test_parts_of_a_chunk_are_decoded_at_the_same_time(codec, parts):
     few = decoders(p, Budget(4 << 30, 0, 1 << 29, decodes=32))
     assert 0 < few.chunks < found.chunks
     assert 0 < few.nbytes - 512 <= (1 << 29) // DECODED
+
+
+def test_panels_that_are_not_prepared_once_where_they_lie_cost_time_for_each_block():
+    """Complex numbers are embedded elsewhere: op(B) always, op(A) where its panels do not lie along k."""
+    side = 4096
+    matrix = Matrix(side, side, 8, 1024, 1024)
+    problem = Problem(side, side, side, matrix, matrix, matrix, 8, 8, free_chunks=False)
+    rates = Rates(1e12, 1e30, 1e30, 1e30, 1e30, shared=False, thin=0.0, edge=0.0, ready_again=100.0)
+    panels = Panels(side, 1024, 1024, resident=True, rows=2, columns=2)
+    x = Candidate(matrix, 2048, 1024, panels, 2, Ring(4, 2, 6, 1 << 20))
+    of_a, of_b = 100 / 1024, 100 / 2048
+
+    def overhead(**changes):
+        made = replace(problem, **changes)
+        budget = Budget(host=1 << 30, host_baseline=0, device=1 << 30)
+        return CostModel(made, budget, rates).estimate(x).stages["compute"] / (2e-12 * side**3) - 1
+
+    embedded = {"once": True, "scratch": (8, 16)}
+    assert overhead() == pytest.approx(of_a + of_b)
+    assert overhead(once=True) == pytest.approx(0)
+    assert overhead(**embedded, along_k=(True, False)) == pytest.approx(of_b)
+    assert overhead(**embedded, along_k=(False, False)) == pytest.approx(of_a + of_b)
