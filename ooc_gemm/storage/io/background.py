@@ -33,7 +33,8 @@ slower than 24, and 48 as fast), and few enough that all have work: starting a r
 STEP_BYTES = 2 << 20
 """Most bytes that a thread reads before it sends them on to a device, or has from a device before it writes
 them: few enough for caches of processors, and enough for what each step costs beside them, some 10 µs in
-which no other thread calls the driver (H200, 32768³ float32: .389 and .395 s, and .400 and .403 in steps of 1 MiB)."""
+which no other thread calls the driver (32768³ float32 on an H200, two processes: .389 and .395 s, with steps
+of 1 MiB .400 and .403)."""
 SHORT_BYTES = 1 << 20
 """What is shorter than half of this, or of a step, goes to a device from the buffer if that is pinned. Also a
 constant of transfers.c."""
