@@ -371,8 +371,8 @@ class Problem:
 
     @property
     def ready_again(self) -> tuple[bool, bool]:
-        """Whether panels of op(A), and of op(B), that stay are made ready again for each block: those that are
-        not prepared once, or not where they lie, as panels of complex numbers that are embedded."""
+        """Whether panels of op(A), and of op(B), that stay are made ready again for each block: all that are
+        not prepared once where they lie. Complex numbers may be embedded elsewhere."""
         (a, b), (along_k, _) = self.scratch, self.panels_along_k
         return not self.once or (a > 0 and not along_k), not self.once or b > 0
 
