@@ -100,9 +100,9 @@ class _Side:
     known: int = 0
     """Address of the word in which the host learns that a panel that stays holds planes."""
     number: int = 0
-    """What that word is then."""
+    """The panel's number among all that stayed, which the device then writes there."""
     made: bool = False
-    """Whether it is that already."""
+    """Whether the host has learned that the panel holds planes."""
 
 
 class Splitter:
@@ -122,7 +122,8 @@ class Splitter:
         self._word_of = {"a": 1, "b": 1}
         """Where the words for buffers of each operand begin."""
         self._panels = 0
-        """Number of panels that stayed, so far."""
+        """Number of panels that stayed, so far. What the device says late of a panel is not taken for what it
+        says of the next one in that buffer."""
         self._kernels: dict[str, dict[str, Kernel]] = {
             name: load(preparations.survey(not mn), *_SURVEY) | load(preparations.split(not mn), *_SPLIT)
             for name, mn in mn.items()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ooc_gemm.cuda_kernels import catalog, preparations
+from ooc_gemm.cuda_kernels import catalog, preparations, tensor_tiles
 from ooc_gemm.cuda_kernels import compile as compiler
 from ooc_gemm.cuda_kernels.config import Config
 from ooc_gemm.support import cache as cache_folder
@@ -121,6 +121,43 @@ def test_a_configuration_of_every_kernel_compiles_without_spills(name: str) -> N
     kernel = catalog.KERNELS[name]
     arch = next(arch for arch in ("sm_80", "sm_90a") if _runs_on(kernel, arch))
     assert _refused(kernel.configs(kernel.dtypes[0], False, False)[-1:], arch) == []
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(preparations.survey(k_inner) for k_inner in (False, True)),
+        *(preparations.split(k_inner) for k_inner in (False, True)),
+        *(preparations.transpose(name) for name in ("int8", "float16", "float32", "int64", "complex128")),
+        preparations.narrow("float32", "float16"),
+        preparations.narrow("int64", "uint64"),
+        *(preparations.cut(size) for size in (2, 4, 8)),
+        preparations.sum_slices("int64", "int32"),
+        preparations.embed("rows"),
+        preparations.embed("double n", True, False),
+        preparations.embed("double k", True, True),
+        preparations.combine("rows"),
+        preparations.combine("pairs", True, False),
+        preparations.combine("elements"),
+        *(tensor_tiles.float64_sums(*trans)[0] for trans in TRANS),
+        tensor_tiles.folded_sums()[0],
+        *(preparations.scale(dtype) for dtype in ("float64", "complex128")),
+        *(preparations.residues(dtype) for dtype in ("float64", "uint32")),
+        preparations.residues("complex128", conjugate=True),
+        *(preparations.recombine(dtype) for dtype in ("float64", "complex128")),
+        preparations.recombine("int64", (9,)),
+        preparations.embed("double k", True, False, dtype="complex128"),
+        preparations.combine("elements", dtype="complex128"),
+    ],
+)
+def test_preparations_compile_without_spills(config: Config, arch: str) -> None:
+    if config.kernel == "dmma" and arch == "sm_75":
+        pytest.skip("float64 tensor cores exist from compute capability 8.0")
+    if config.kernel in ("scale", "survey", "split") and arch == "sm_75":
+        pytest.skip("warps find the largest number from compute capability 8.0, which these products need")
+    assert compiler.compile_kernel(config, arch, check_spills=True).startswith(b"\x7fELF")
 
 
 @pytest.mark.slow

@@ -12,11 +12,8 @@ import pytest
 from precision import always
 from products import as_product
 
-from ooc_gemm.cuda_kernels import catalog, preparations, tensor_tiles
-from ooc_gemm.cuda_kernels import compile as compiler
-from ooc_gemm.cuda_kernels.config import Config
+from ooc_gemm.cuda_kernels import catalog, tensor_tiles
 from ooc_gemm.cuda_kernels.product import Stay, Strips, diagonal_strips
-from ooc_gemm.support.errors import DeviceError
 
 KINDS = {"fp16x3": "float32", "fp16": "float16", "tf32": "float32", "int8": "int8"}
 EPS = {"fp16x3": 2.0**-22, "fp16": 2.0**-20, "tf32": 2.0**-10}
@@ -30,46 +27,6 @@ PADS = 0, 3
 """Columns of C past its last: with either, some of SHAPES have rows that start at multiples of 16 bytes, of
 which some end in between."""
 TRANS = tuple(product((False, True), repeat=2))
-
-
-@pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
-@pytest.mark.parametrize(
-    "config",
-    [
-        *(preparations.survey(k_inner) for k_inner in (False, True)),
-        *(preparations.split(k_inner) for k_inner in (False, True)),
-        *(preparations.transpose(name) for name in ("int8", "float16", "float32", "int64", "complex128")),
-        preparations.narrow("float32", "float16"),
-        preparations.narrow("int64", "uint64"),
-        *(preparations.cut(size) for size in (2, 4, 8)),
-        preparations.sum_slices("int64", "int32"),
-        preparations.embed("rows"),
-        preparations.embed("double n", True, False),
-        preparations.embed("double k", True, True),
-        preparations.combine("rows"),
-        preparations.combine("pairs", True, False),
-        preparations.combine("elements"),
-        *(tensor_tiles.float64_sums(*trans)[0] for trans in product((False, True), repeat=2)),
-        tensor_tiles.folded_sums()[0],
-        *(preparations.scale(dtype) for dtype in ("float64", "complex128")),
-        *(preparations.residues(dtype) for dtype in ("float64", "uint32")),
-        preparations.residues("complex128", conjugate=True),
-        *(preparations.recombine(dtype) for dtype in ("float64", "complex128")),
-        preparations.recombine("int64", (9,)),
-        preparations.embed("double k", True, False, dtype="complex128"),
-        preparations.combine("elements", dtype="complex128"),
-    ],
-)
-def test_preparations_compile_without_spills(config: Config, arch: str) -> None:
-    if config.kernel == "dmma" and arch == "sm_75":
-        pytest.skip("float64 tensor cores exist from compute capability 8.0")
-    if config.kernel in ("scale", "survey", "split") and arch == "sm_75":
-        pytest.skip("warps find the largest number from compute capability 8.0, which these products need")
-    try:
-        compiler._version()
-    except DeviceError as error:
-        pytest.skip(f"no NVRTC: {error}")
-    assert compiler.compile_kernel(config, arch, check_spills=True).startswith(b"\x7fELF")
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from ooc_gemm.planning.candidates import Candidate, outputs, rings
 from ooc_gemm.planning.ledger import staged_area
 from ooc_gemm.planning.panels import Panels
 from ooc_gemm.run import budget, prepare
+from ooc_gemm.run.request import Operand, Request
 from ooc_gemm.storage.io import background, files
 from ooc_gemm.storage.io.background import Transfer
 from ooc_gemm.support.trace import Trace
@@ -203,6 +204,25 @@ def test_short_chunks_go_on_from_places_several_at_a_time(memory, monkeypatch, s
     ]
     assert loose, "no piece of several chunks met a slot that is not pinned"
     assert set(loose) == {step == 50_000}
+
+
+def test_places_are_half_as_large_or_left_out_where_there_is_less_memory(memory, monkeypatch):
+    """They take no more than a sixteenth of what there is."""
+    make(memory / "a", np.zeros((64, 64), "f4"), compressors=None, chunks=(64, 64))
+    monkeypatch.setattr(budget, "STEP_BYTES", step := 4 << 20)
+
+    def found(there):
+        """The bytes of a step with so many bytes beside what the process has, and what it has."""
+        limits = {"memory_limit": base + there, "device": "cuda"}
+        operands = (Operand(str(memory / "a")) for _ in "ab")
+        made = prepare.prepare(Request(*operands, str(memory / "c"), **limits).check()).plan.budget
+        return made.step, made.host_baseline - background.places_bytes(made.step)
+
+    base, whole = 0, budget.SMALL * background.places_bytes(step)
+    _, base = found(2 * whole)
+    assert found(5 * whole // 4)[0] == step
+    assert found(3 * whole // 4)[0] == step // 2
+    assert found(whole // 4)[0] == 0
 
 
 @pytest.mark.parametrize("step", [0, 1100, 50_000, 100_000])
