@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..engine.ports import Device
 from ..run.observer import Observer
 from ..run.rates import today
@@ -16,7 +18,7 @@ from ..run.request import Operand, Request
 from ..run.retry import carry_out, result_of
 from ..storage.io.files import in_background, in_memory, writes_at_once
 from ..storage.read.source import Source
-from ..storage.write import staging_folder
+from ..storage.write import layout, opening, staging_folder
 from ..support.buffers import Bytes
 from ..support.errors import Error
 from . import beside_copies, chunks
@@ -49,6 +51,7 @@ def measure_folder(place: Path, device: Device, longest: float = LONGEST) -> Rec
         del folder, buffers
         with suppress(Error, OSError):  # of the device, which all but this can do without
             found["begin_seconds"] = _begin_seconds(Path(scratch), device)
+            found["create_seconds"] = _create_seconds(Path(scratch))
         if limits.device is not None and in_background(place):
             found |= beside_copies.shares(Path(scratch), device, found)
         return found
@@ -62,6 +65,18 @@ def _begin_seconds(scratch: Path, device: Device) -> float:
         chunks.tiny_array(place, TINY)
     requests = [Request(Operand(str(a)), Operand(str(b)), str(c), device=device) for c in outputs]
     return min(result_of(carry_out(request, Observer())).seconds for request in requests)
+
+
+def _create_seconds(scratch: Path) -> float:
+    """Return the part of that in which a C is begun, which goes on while panels are read."""
+    output, found = layout.Output((TINY, TINY), np.dtype(np.float32), (TINY, TINY)), []
+    for number in range(TINY_TIMES):
+        start = time.perf_counter()
+        place = str(scratch / f"begun {number}")
+        sink = opening.create_target(place, output, output.dtype, {"options": {}}).sink
+        found.append(time.perf_counter() - start)
+        sink.discard()
+    return min(found)
 
 
 class _Folder:

@@ -162,11 +162,13 @@ class SeveralSession:
         axis = int(not self._op.transpose_b)
         return band_of(piece.into[axis], piece.panel[axis], (1,) * len(self.sessions))[0]
 
-    def _pass_on(self, pair: int | None) -> tuple[Event, ...]:
+    def _pass_on(self, pair: tuple[int, int] | None) -> tuple[Event, ...]:
         """Copies panels of op(B) that are complete, all or the one of a pair, from each device that has a
         share to all others. Returns an event for each device that completes when its panels are complete."""
-        uploaded = [session.record(UPLOAD) for session in self.sessions]
-        arrived = {key: places for key, places in list(self._arrived.items()) if pair in (None, key[1])}
+        uploaded = [session.record(UPLOAD, pair) for session in self.sessions]
+        arrived = {
+            key: places for key, places in list(self._arrived.items()) if pair is None or key[1] == pair[1]
+        }
         if not arrived:
             return tuple(uploaded)
         for session, own in zip(self.sessions, uploaded, strict=True):  # its panel is free, and has its share
@@ -259,7 +261,7 @@ class SeveralSession:
                 some = Part(part.chunk, part.row + first - start, part.col, last - first, cols)
                 yield session, band, some, (slice(first, last), slice(cols))
 
-    def record(self, stream: str, pair: int | None = None) -> Event:
+    def record(self, stream: str, pair: tuple[int, int] | None = None) -> Event:
         """Records an event on every session. In the upload stream, the panels of op(B) are then on all
         devices."""
         if stream == UPLOAD:

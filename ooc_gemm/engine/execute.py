@@ -223,7 +223,7 @@ def execute(
                     begun()
                 wait_for_all(ring, session)
                 pair = plan.pair(step)
-                uploaded = session.record(UPLOAD, pair[1])
+                uploaded = session.record(UPLOAD, pair)
                 pairs.open_early(step, min(stop, step + 2) if plan.found else stop)
                 if panel[0] == 0:
                     blocks[c].free()

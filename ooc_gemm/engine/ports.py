@@ -419,10 +419,10 @@ class Session(Uploads, Protocol):
         """Return what C's type does not hold of a part. This is called when its download has completed.
         Raises what `Device.explain` explains where a chunk of which the part was made was not decoded."""
 
-    def record(self, stream: str, pair: int | None = None) -> Event:
+    def record(self, stream: str, pair: tuple[int, int] | None = None) -> Event:
         """Return an event that completes when `stream` has done all work that it has been given so far.
-        `pair`: in the upload stream, the buffer of the panel of op(B) that is complete; all are where it is
-        None."""
+        `pair`: in the upload stream, the buffers of the panels of op(A) and of op(B) that are complete; all
+        are where it is None."""
 
     def wait(self, stream: str, event: Event) -> None:
         """Make `stream` wait for `event` before it does anything that it is given later."""

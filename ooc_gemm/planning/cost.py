@@ -114,30 +114,34 @@ class CostModel:
                 each.times * (1 - each.missed) * (each.nbytes / rates.network + each.pieces * HANDING_SECONDS)
                 for each in reads
             )
-        fresh = x.ring.slots * slot + x.ring.writers * c.chunk_rows * c.chunk_cols * p.part_itemsize
-        fresh += self._fresh_panels(x) if self._budget.device is None else 0
-        start = rates.start + fresh * (TOUCHED if self._budget.step else 1.0) / rates.touch
+        start = rates.start + self._fresh_bytes(x, slot) / rates.touch
         if rates.shared:
-            alone = start + sum(stages.values())
+            alone = start + rates.begin + sum(stages.values())
         elif x.panels.growth > 1 and not x.panels.resident:
-            alone = start + self._growing_seconds(x, stages)
+            alone = start + max(rates.begin, self._growing_seconds(x, stages))
         else:
-            alone = start + self._overlapped_seconds(x, stages, reads)
+            alone = start + max(rates.begin, self._overlapped_seconds(x, stages, reads))
         tasks, workers = max(1, count_blocks(p, x.bm, x.bn)) * p.parts, self._budget.workers
         if x.team != ALONE:
             turns = rounds(p, x.bm, x.bn, x.team, workers)
             return Estimate(stages, alone, turns / tasks, turns * TASK_SECONDS)
         return Estimate(stages, alone, ceil_div(tasks, workers) / tasks, self._adding_seconds(tasks))
 
-    def _fresh_panels(self, x: Candidate) -> int:
-        """Return the bytes of large panels in host memory, which the system clears while they are filled.
-        Those of lanes are small."""
-        if x.panels.lanes:
-            return 0
-        p, buffers = self._problem, min(len(x.panels), x.panels.buffers)
+    def _fresh_bytes(self, x: Candidate, slot: int) -> int:
+        """Return the bytes of slots, and of large panels in host memory, which the system clears while they
+        are filled. Threads that copy through places of their own (`Budget.step`) use no slots for what they
+        read from memory, and few others. Panels of lanes are small."""
+        p, budget = self._problem, self._budget
+        written = x.ring.writers * x.c.chunk_rows * x.c.chunk_cols * p.part_itemsize
+        slots = (0 if budget.step and budget.in_memory else x.ring.slots * slot) + written
+        if budget.step:
+            slots = int(TOUCHED * slots)
+        if x.panels.lanes or budget.device is not None:
+            return slots
+        buffers = min(len(x.panels), x.panels.buffers)
         a, b = panel_elements(p, x.bm, x.bn, x.panels.deepest)
         alone = p.symmetric and x.bm >= p.m  # then op(A)'s panel is op(B)'s
-        return max(0, buffers * (a if alone else a + b) * p.panel_itemsize - NOT_CLEARED)
+        return slots + max(0, buffers * (a if alone else a + b) * p.panel_itemsize - NOT_CLEARED)
 
     def _handed(self, x: Candidate, parts: int) -> int:
         """Return how often the interpreter is needed for so many parts of C: some of those that go from a

@@ -61,6 +61,8 @@ class Rates:
     over so many."""
     start: float = 0.0
     """Seconds before the first read and after the last write, in addition to those for slots."""
+    begin: float = 0.0
+    """Seconds in which a new C is begun, while the first panels are read."""
     cached: float = 0.0
     """Share of the bytes of all inputs for which no reader waits: they are in memory, as files or in the page
     cache, or on a disk that is no slower. 0 also where nobody has looked."""

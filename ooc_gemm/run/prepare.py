@@ -20,10 +20,10 @@ from ..planning.chunk_set import ChunkSet
 from ..planning.ledger import decoders, parts_of
 from ..planning.machine import Budget, Rates
 from ..planning.plan import Plan
-from ..planning.problem import Problem
+from ..planning.problem import Matrix, Problem
 from ..planning.search import make_plan
 from ..storage.read import addresses
-from ..storage.read.source import Opened
+from ..storage.read.source import Opened, Source
 from ..storage.write import checks, marks, provenance
 from ..storage.write.journal import Journal
 from ..storage.write.layout import Output
@@ -251,8 +251,7 @@ def _fastest(problem: Problem, sent: Problem | None, budget: Budget, rates: Rate
 def _sent(problem: Problem, inputs: Inputs, budget: Budget, rates: Rates) -> Problem | None:
     """Return the problem with operands whose chunks the device decodes, because that takes less time,
     although the device multiplies nothing meanwhile; None where there are none."""
-    a = replace(problem.a, encoded=inputs.a.source.sends)
-    b = replace(problem.b, encoded=inputs.b.source.sends)
+    a, b = _as_sent(problem.a, inputs.a.source), _as_sent(problem.b, inputs.b.source)
     found = replace(problem, a=a, b=b)
     sent = found.encoded
     parts = max((math.prod(s.grid) * parts_of(s) for s in sent), default=0)
@@ -263,6 +262,14 @@ def _sent(problem: Problem, inputs: Inputs, budget: Budget, rates: Rates) -> Pro
     multiplying = problem.flops / rates.flops
     faster = multiplying + nbytes / unpack < max(multiplying, nbytes / rates.decode)
     return found if faster else None
+
+
+def _as_sent(s: Matrix, source: Source) -> Matrix:
+    """Return an operand as it is if a device decodes its chunks, where it can."""
+    if not source.sends:
+        return s
+    sent = source.sending().matrix
+    return replace(s, encoded=sent.encoded, traits=replace(s.traits, stackable=sent.traits.stackable))
 
 
 def _advised(plan: Plan) -> Plan:

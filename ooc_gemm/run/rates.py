@@ -34,7 +34,8 @@ Place = tuple[Path | None, int]
 Folder = dict[str, float]
 """Rates of a file system, in bytes per second, by what is done, such as "read", "decode" or, for what one
 compressor has made, "decode zstd 0 float32"; `turns`, `entering`, `leaving` and `piece_seconds` as in
-`Rates`; `begin_seconds`, what a product takes besides all bytes."""
+`Rates`; `begin_seconds`, what a product takes besides all bytes, and of that `create_seconds`, in which C is
+begun."""
 THREADS = 16
 """The most threads at which reads from memory are expected to become faster."""
 COPIED, DECODED = 4e9, 1e9
@@ -140,7 +141,7 @@ def _folder(usual: Rates, system: str, found: dict[str, Any]) -> Folder:
     rates |= {name: value for name, value in measured.items() if value}
     rates.setdefault("write_cached", rates["write"])
     shares = SHARED_MEMORY if memory else usual.entering
-    seconds = {"piece_seconds": 0.0, "begin_seconds": 0.0}
+    seconds = {"piece_seconds": 0.0, "begin_seconds": 0.0, "create_seconds": 0.0}
     ways = {"turns": usual.turns, "entering": shares, "leaving": shares} | seconds
     return ways | rates | {name: float(found[name]) for name in ways if name in found}
 
@@ -171,8 +172,9 @@ def _of_folders(
         return rates
     folder = folders[target]
     written = folder["write" if size >= DIRECT_BYTES else "write_cached"]
-    start = max(rates.start, folder["begin_seconds"])  # of the device alone, and of all that is begun
-    return replace(rates, write=written, leaving=folder["leaving"], start=start)
+    begin = min(folder["create_seconds"], folder["begin_seconds"])
+    start = max(rates.start, folder["begin_seconds"] - begin)  # of the device alone, and of all that is begun
+    return replace(rates, write=written, leaving=folder["leaving"], start=start, begin=begin)
 
 
 def sound(rate: Any) -> float:

@@ -5,6 +5,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from threading import Condition
 from types import SimpleNamespace
 
 import cupy_on_cpu
@@ -19,6 +20,8 @@ from ooc_gemm import StoreError
 from ooc_gemm.cuda_kernels import driver
 from ooc_gemm.devices.cuda import rates
 from ooc_gemm.devices.cuda.decoding import Decoding
+from ooc_gemm.devices.cuda.session import CUDASession
+from ooc_gemm.engine.ports import UPLOAD
 from ooc_gemm.planning import ledger
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.problem import Problem
@@ -244,6 +247,45 @@ def test_more_chunks_than_are_decoded_at_a_time(monkeypatch):
     _, c = product()
     assert np.array_equal(c, wanted.real)
     assert decoded() >= (15 * 7 + 8 * 6) // 5
+
+
+def test_chunks_of_a_later_panel_wait_until_there_are_many(monkeypatch):
+    """A few chunks take as long to decode as many."""
+    x, y, wanted = matrices(shape=(128, 4 * 144, 144))
+    make("a", x, compressors=ZSTD, chunks=(64, 144))
+    make("b", y, compressors=ZSTD, chunks=(144, 72))
+    monkeypatch.setattr(ledger, "MOST_DECODED", 4)  # as many as a pair of panels has
+    monkeypatch.setattr(ooc_gemm.run.prepare, "_fastest", sent_if_any)
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(128, 144, 144))
+    upload, record, came, ended, changed = Decoding.upload, CUDASession.record, [], [], Condition()
+
+    def in_turn(self, data, piece, buffer):
+        """One piece of a panel comes before the panel before it is complete, but after its last piece."""
+        panel = (piece.cols if piece.operand == "a" else piece.rows)[0] // 144
+        with changed:
+            assert changed.wait_for(lambda: panel <= len(ended) or len(came) == 4 * panel, 10)
+            found = upload(self, data, piece, buffer)
+            came.extend([panel] * (-(-piece.rows[1] // (64 if piece.operand == "a" else 144)) - piece.chunk[0]))
+            changed.notify_all()
+        return found
+
+    def late(self, stream, pair=None):
+        if stream != UPLOAD:
+            return record(self, stream, pair)
+        with changed:
+            assert changed.wait_for(lambda: len(came) > min(15, 4 * len(ended) + 4), 10)
+            ended.append(pair)
+            found = record(self, stream, pair)
+            changed.notify_all()
+        return found
+
+    monkeypatch.setattr(Decoding, "upload", in_turn)
+    monkeypatch.setattr(CUDASession, "record", late)
+    found, c = product()
+    assert np.array_equal(c, wanted.real)
+    assert found.plan.panel_count == len(ended) == 4
+    assert len(came) == 16
+    assert decoded() == 4
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -39,6 +39,12 @@ def test_prediction_on_a_device_of_its_own():
     assert found == pytest.approx(2)
     made, found = seconds(read=1e9)
     assert found == pytest.approx(made.bytes_read / 1e9, rel=1e-6)
+    made, hidden = seconds(read=1e9, begin=0.9 * found)
+    assert hidden == found, "C is begun while panels are read"
+    made, found = seconds(read=1e9, begin=2.0)
+    assert found == 2
+    made, found = seconds(read=1e9, begin=2.0, shared=True)
+    assert found == pytest.approx(made.bytes_read / 1e9 + 2, rel=1e-6)
     made, found = seconds(write=1e9)
     assert found == pytest.approx(size / 1e9, rel=1e-6)
     made, together = seconds(read=1e9, write=1e9, turns=1.0)
@@ -47,6 +53,23 @@ def test_prediction_on_a_device_of_its_own():
     assert made.bytes_read / 1e9 < apart < together
     made, found = seconds(flops=1e12, read=1e10)
     assert found > made.stage_seconds["compute"]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_slots_that_threads_pass_by_take_no_time(in_memory):
+    """What they read from memory goes to a device through places of their own."""
+    side = 4096
+    matrix = Matrix(side, side, 4, 1024, 1024)
+    problem = Problem(side, side, side, matrix, matrix, matrix, 4, 4, free_chunks=False)
+    budget = Budget(1 << 30, 0, 160 * MiB, readers=8, writers=4, in_memory=in_memory, step=MiB)
+    rates = Rates(1e30, 1e30, 1e30, 1e30, 1e30, shared=False, turn_seconds=0.0, thin=0.0)
+    candidate = Candidate(matrix, side, side, Panels(side, 1024, 1024), 1, Ring(8, 4, 10, 4 * MiB))
+    slow, fast = (
+        CostModel(problem, budget, replace(rates, touch=touch)).estimate(candidate).alone
+        for touch in (1e9, 1e30)
+    )
+    taken = (4 + 10 * (not in_memory)) * 4 * MiB / 8
+    assert slow - fast == pytest.approx(taken / 1e9, rel=1e-3)
 
 
 def test_the_last_block_counts_with_its_own_size():

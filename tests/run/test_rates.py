@@ -87,7 +87,7 @@ def test_info_measures_and_remembers(cache, arrays):
         assert speeds
         assert all(speed > 1e4 for speed in speeds)
     assert 0.5 <= folder["turns"] <= 1
-    assert 0 < folder["begin_seconds"] < 5
+    assert 0 < folder["create_seconds"] < folder["begin_seconds"] < 5
     assert folder["read_bytes_per_second"] <= folder["cached_bytes_per_second"]
     assert sorted(path for path in arrays.iterdir() if path != cache) == before, "nothing is left behind"
     assert json.loads(ooc("info", "--json").out)["rates"] == {CPU().model: own}
@@ -259,3 +259,5 @@ def test_seconds_before_the_first_read_and_after_the_last_write(cache, arrays):
     usual = predicted()["predicted_seconds"]
     known_here(arrays, begin_seconds=2.25)
     assert predicted()["predicted_seconds"] == pytest.approx(usual + 2)
+    known_here(arrays, begin_seconds=2.25, create_seconds=1.75)
+    assert predicted()["predicted_seconds"] == pytest.approx(usual + 2)  # on a CPU nothing hides it

@@ -270,7 +270,7 @@ class CPUSession(HostMemory):
         """Returns nothing: blocks are downloaded as they are."""
         return Lost()
 
-    def record(self, stream: str, pair: int | None = None) -> Event:
+    def record(self, stream: str, pair: tuple[int, int] | None = None) -> Event:
         """Only the compute stream has events: a copy is done when it returns."""
         return self._stream.mark() if stream == COMPUTE else Done()
 

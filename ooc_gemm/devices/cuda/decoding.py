@@ -131,7 +131,7 @@ class Decoding:
                 self._take(rest[:fitting], at, piece, buffer)
                 at += sum(size for _, size in rest[:fitting])
                 rest = rest[fitting:]
-                if rest:
+                if rest or self._count() == self._most:
                     self._decode()
             return self._timing.end(
                 UPLOAD, start, stream, len(data), operand=piece.operand, chunk=piece.chunk
@@ -163,12 +163,19 @@ class Decoding:
         """Return how many chunks are waiting to be decoded."""
         return sum(map(len, self._chunks.values()))
 
-    def complete(self) -> None:
-        """Start to decode all chunks that have been uploaded, and to bring them to their panels."""
+    def complete(self, pair: tuple[int, int] | None) -> None:
+        """Start to decode all chunks that have been uploaded, and to bring them to their panels, unless none
+        of them goes to the panels in these buffers: a few chunks take as long as many.
+
+        pair: the buffers of a panel of op(A) and one of op(B); None: any.
+        """
         with self._lock:
-            self._decode()
+            wanted = None if pair is None else {("a", pair[0]), ("b", pair[1])}
+            if wanted is None or any((one.piece.operand, one.buffer) in wanted for one in self._waiting):
+                self._decode()
 
     def _decode(self) -> None:
+        """Start to decode all chunks that wait for it."""
         stream = self._stream
         if not self._waiting:
             return

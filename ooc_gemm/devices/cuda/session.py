@@ -377,11 +377,11 @@ class CUDASession(HostMemory):
         if self._lost[0]:
             raise LostPanelError(f"{self._device.name} needs a panel again as it was before it was split")
 
-    def record(self, stream: str, pair: int | None = None) -> Event:
+    def record(self, stream: str, pair: tuple[int, int] | None = None) -> Event:
         """Records an event at the end of the stream, in which chunks that were uploaded are decoded first."""
         self._device.use()
         if self._decoding and stream == UPLOAD:
-            self._decoding.complete()
+            self._decoding.complete(pair)
         return self._timing.points.record(self._streams[stream].ptr)
 
     def wait(self, stream: str, event: Any) -> None:

@@ -72,12 +72,23 @@ class CompressedSource(Source):
     def _worth_sending(self) -> bool:
         """Whether chunks are neither small nor large, and the host must decode few pieces."""
         s = self.matrix
-        if s.stored is None or not LEAST_SENT <= s.chunk_bytes <= LARGEST_SENT:
-            return False
-        sizes = np.reshape(s.stored, s.grid)
+        right_size = s.stored is not None and LEAST_SENT <= s.chunk_bytes <= LARGEST_SENT
+        return right_size and self._decodes_few(STACKED if s.traits.stackable else 1)
+
+    @cached_property
+    def stacks_sent(self) -> bool:
+        """Whether pieces that are handed on may have several chunks: those of small ones, and of all in
+        memory, from which one thread begins all reads. The host must decode few pieces then, too."""
+        s = self.matrix
+        return s.traits.stackable or (self.in_memory and self._decodes_few(LARGEST_SENT // s.chunk_bytes))
+
+    def _decodes_few(self, stack: int) -> bool:
+        """Whether the host must decode few pieces if these have so many chunks."""
+        s = self.matrix
+        sizes = np.reshape(s.stored or (), s.grid)
         odd = sizes >= s.chunk_bytes
-        if s.traits.stackable:
-            odd = np.logical_or.reduceat(odd | (sizes == 0), range(0, s.grid[0], STACKED))
+        if stack > 1:
+            odd = np.logical_or.reduceat(odd | (sizes == 0), range(0, s.grid[0], stack))
         return bool(odd.sum() * SENT <= odd.size)
 
     def sending(self) -> "Source":
@@ -189,7 +200,7 @@ class EncodedSource(Source):
     """Hands chunks of another source on as they are stored, for a device that decodes them."""
 
     def __init__(self, source: CompressedSource):
-        traits = replace(source.matrix.traits, asynchronous=source.in_memory)
+        traits = replace(source.matrix.traits, asynchronous=source.in_memory, stackable=source.stacks_sent)
         matrix = replace(source.matrix, encoded=source.sends, traits=traits)
         super().__init__(source.name, source.dtype, matrix)
         self.codec, self._source = source.codec, source
