@@ -31,7 +31,7 @@ LONGEST = 2.0
 """The most seconds that one measurement of a folder takes."""
 PIECE_BYTES = 64 << 10
 """Size of the pieces that show what a read costs besides its bytes."""
-TINY, TINY_TIMES = 64, 4
+TINY, TINY_TIMES = 64, 8
 """Extents of a product that takes no longer than it takes to begin and to end, and how often it is made. The
 first may compile a kernel."""
 

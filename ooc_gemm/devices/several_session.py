@@ -261,6 +261,10 @@ class SeveralSession:
                 some = Part(part.chunk, part.row + first - start, part.col, last - first, cols)
                 yield session, band, some, (slice(first, last), slice(cols))
 
+    def gathers(self, pair: tuple[int, int]) -> bool:
+        """Whether all devices do: those that do not wait for their chunks."""
+        return all(session.gathers(pair) for session in self.sessions)
+
     def record(self, stream: str, pair: tuple[int, int] | None = None) -> Event:
         """Records an event on every session. In the upload stream, the panels of op(B) are then on all
         devices."""

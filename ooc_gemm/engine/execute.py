@@ -10,6 +10,7 @@ plan has lanes, there are no readers, and the conductor waits for the lanes (`la
 
 import queue
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -32,6 +33,9 @@ SWITCH_SECONDS = 5e-4
 """Seconds for which a thread may keep the interpreter while others wait for it. Readers and writers need it
 briefly between long calls, and the conductor must not wait Python's usual 5 ms for each of its short calls
 (four H200: 1.9 s instead of 2.6)."""
+
+GATHER_SECONDS = 2e-4
+"""Seconds after which the conductor looks again whether chunks are still to be gathered."""
 
 SEVERAL = 16
 """Panels of a block from which C is begun when the first of them is there. To begin it takes the interpreter
@@ -223,6 +227,10 @@ def execute(
                     begun()
                 wait_for_all(ring, session)
                 pair = plan.pair(step)
+                while session.gathers(pair):
+                    if not plan.found:
+                        pairs.open_early(step, stop)
+                    time.sleep(GATHER_SECONDS)
                 uploaded = session.record(UPLOAD, pair)
                 pairs.open_early(step, min(stop, step + 2) if plan.found else stop)
                 if panel[0] == 0:

@@ -419,6 +419,10 @@ class Session(Uploads, Protocol):
         """Return what C's type does not hold of a part. This is called when its download has completed.
         Raises what `Device.explain` explains where a chunk of which the part was made was not decoded."""
 
+    def gathers(self, pair: tuple[int, int]) -> bool:
+        """Whether `record` had better wait, because what was uploaded to the panels in these buffers can be
+        decoded together with what comes soon. Not for ever, whether anything comes or not."""
+
     def record(self, stream: str, pair: tuple[int, int] | None = None) -> Event:
         """Return an event that completes when `stream` has done all work that it has been given so far.
         `pair`: in the upload stream, the buffers of the panels of op(A) and of op(B) that are complete; all

@@ -104,7 +104,7 @@ class CostModel:
         stages = {
             "read": self._read_seconds(x, reads, slot),
             "upload": self._uploaded_bytes(x, reads) / rates.upload,
-            "compute": self._compute_seconds(x) + self._unpacking_seconds(x, reads),
+            "compute": self._with_unpacking(x, self._compute_seconds(x), reads),
             "download": downloaded_bytes(p) / rates.download,
             "write": written * c.itemsize / rates.write * sharing
             + self._handed(x, parts) * rates.piece_seconds,
@@ -280,18 +280,34 @@ class CostModel:
         cache = min(x.cache, sum(each.pieces for each in reads)) * slot / rates.touch
         return cache + (read + handling if rates.shared else max(read, handling))
 
-    def _unpacking_seconds(self, x: Candidate, reads: list[Reads]) -> float:
-        """Seconds in which a device decodes chunks: those that a turn brings at the same time, in as many
-        times as its memory for them asks for. Some take as long as one. It multiplies nothing meanwhile."""
+    def _with_unpacking(self, x: Candidate, multiplying: float, reads: list[Reads]) -> float:
+        """Return the seconds of multiplying and of decoding chunks, where the device does that.
+
+        It decodes as many at a time as it has memory for, and some take as long as all of these. Those of the
+        first panels come before anything is multiplied. Others are decoded beside multiplications, which they
+        slow down by their share of the device; if few come at a time, these wait for them."""
         unpacked = sum(each.times * each.unpacked for each in reads)
         if not unpacked:
-            return 0.0
-        p = self._problem
-        turns = count_blocks(p, x.bm, x.bn, x.panels.narrowing) * len(x.panels)
+            return multiplying
+        p, most = self._problem, self._decoders.chunks
         chunk, parts = max(s.chunk_bytes for s in p.encoded), min(map(parts_of, p.encoded))
-        chunks = unpacked / chunk
-        times = turns * math.ceil(chunks / turns / self._decoders.chunks)
-        return min(times, chunks) * chunk / parts / self.rates.unpack
+        start, stop = next(iter(x.panels))
+        lines = [x.bm / p.m, x.bn / p.n] if not p.symmetric else [min(1.0, 2 * x.bm / p.m)]
+        shares = [min(1.0, share) * (stop - start) / p.k for share in lines]
+        first = sum(share * each.unpacked for share, each in zip(shares, reads, strict=False)) / chunk
+        chunks, turns, buffers = unpacked / chunk, self._turns(x), x.panels.b_buffers
+        # One buffer holds what is multiplied, the next one what was decoded, and others what is gathered.
+        gathered = max(1, min(buffers - 2, len(x.panels)))
+        alone, beside = min(chunks, math.ceil(first / most)), max(0.0, chunks - first) / most
+        waiting, took = min(chunks, (turns - 1) / gathered), chunk / parts / self.rates.unpack
+        return alone * took + max(multiplying + beside * took, waiting * took)
+
+    def _turns(self, x: Candidate) -> int:
+        """Return how many times panels are brought."""
+        p, each = self._problem, len(x.panels)
+        if x.panels.columns:
+            return (ceil_div(p.m, x.bm) + ceil_div(p.n, x.bn)) * each
+        return max(1, count_blocks(p, x.bm, x.bn, x.panels.narrowing) * each)
 
     def _uploaded_bytes(self, x: Candidate, reads: list[Reads]) -> float:
         """Bytes that are copied into panels. If the thread that has read a piece multiplies it, the piece
@@ -348,7 +364,7 @@ class CostModel:
         blocks = count_blocks(p, x.bm, x.bn, x.panels.narrowing)
         panels = max(1, blocks * len(x.panels))
         entering = entering_seconds(stages, rates)
-        turns = (ceil_div(p.m, x.bm) + ceil_div(p.n, x.bn)) * len(x.panels) if x.panels.columns else panels
+        turns = self._turns(x)
         turns -= min(turns, max(0, x.panels.b_buffers - MORE_BUFFERS))  # which are open from the beginning
         opening = turns * rates.turn_seconds * rates.devices
         bringing = self._bringing_seconds(entering, stages) + opening

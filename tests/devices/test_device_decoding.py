@@ -265,7 +265,8 @@ def test_chunks_of_a_later_panel_wait_until_there_are_many(monkeypatch):
         with changed:
             assert changed.wait_for(lambda: panel <= len(ended) or len(came) == 4 * panel, 10)
             found = upload(self, data, piece, buffer)
-            came.extend([panel] * (-(-piece.rows[1] // (64 if piece.operand == "a" else 144)) - piece.chunk[0]))
+            high = 64 if piece.operand == "a" else 144
+            came.extend([panel] * (-(-piece.rows[1] // high) - piece.chunk[0]))
             changed.notify_all()
         return found
 

@@ -10,6 +10,7 @@ from ooc_gemm.planning.ledger import DECODED, DECODING_ROOM, decoders, parts_of
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.panels import Panels
 from ooc_gemm.planning.problem import Matrix, Problem
+from ooc_gemm.planning.schedule import count_blocks
 from ooc_gemm.planning.search import make_plan
 
 MiB = 1 << 20
@@ -148,6 +149,24 @@ def test_chunks_that_a_device_decodes():
     both = stages(sent, sent, 100)
     assert both["upload"] == pytest.approx(2 * 64 * stored / 1e9)
     assert both["compute"] == pytest.approx(2 * 64 * chunk / (32 * 1e7))
+
+
+@pytest.mark.parametrize("multiplying", [0.0, 1.0, 100.0])
+def test_few_chunks_are_decoded_beside_multiplications(multiplying):
+    """Four panels of 64 + 32 chunks, and then twelve of 32, of which the device decodes 128 at a time."""
+    side, took = 8192, 0.5
+    s = Matrix(side, side, 4, 512, 512, whole=True, stored=(300_000,) * 256, encoded="zstd")
+    c = Matrix(side, side, 4, 512, 512)
+    p = Problem(side, side, side, s, s, c, 4, 4)
+    budget = Budget(8 << 30, 0, 40 << 30, decodes=128)
+    rates = Rates(1e30, 1e30, 1e30, 1e30, 1e30, shared=False, thin=0.0, edge=0.0, piece_seconds=0.0)
+    rates = replace(rates, flops=p.flops / multiplying if multiplying else 1e30, ready_again=0.0)
+    rates = replace(rates, unpack=s.chunk_bytes / took)
+    panels = Panels(side, 2048, 512, resident=True, buffers=4)
+    x = Candidate(c, side, side // 2, panels, 3, Ring(4, 2, 8, 4 * MiB))
+    found = CostModel(p, budget, rates).estimate(x).stages["compute"]
+    turns, chunks = 4 * count_blocks(p, side, side // 2, True), 256 + 256 - 96
+    assert found == pytest.approx(took + max(multiplying + chunks / 128 * took, (turns - 1) / 2 * took))
 
 
 @pytest.mark.parametrize(("codec", "parts"), [("zstd", 1), ("blosc", 4)])

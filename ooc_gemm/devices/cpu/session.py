@@ -270,6 +270,10 @@ class CPUSession(HostMemory):
         """Returns nothing: blocks are downloaded as they are."""
         return Lost()
 
+    def gathers(self, pair: tuple[int, int]) -> bool:
+        """Nothing that was uploaded has to be decoded."""
+        return False
+
     def record(self, stream: str, pair: tuple[int, int] | None = None) -> Event:
         """Only the compute stream has events: a copy is done when it returns."""
         return self._stream.mark() if stream == COMPUTE else Done()

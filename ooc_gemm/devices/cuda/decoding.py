@@ -104,6 +104,8 @@ class Decoding:
         """Where chunks lie that are waiting, by what has compressed them: in what is stored and in what is
         decoded, in units of UNIT bytes, and how long both are."""
         self._used = 0
+        self._launched: Event | None = None
+        """The event after which all chunks are decoded that were started."""
 
     def takes(self, piece: Piece) -> bool:
         """Whether pieces of its operand are decoded here."""
@@ -170,9 +172,19 @@ class Decoding:
         pair: the buffers of a panel of op(A) and one of op(B); None: any.
         """
         with self._lock:
-            wanted = None if pair is None else {("a", pair[0]), ("b", pair[1])}
-            if wanted is None or any((one.piece.operand, one.buffer) in wanted for one in self._waiting):
+            if pair is None or self._has_waiting(pair):
                 self._decode()
+
+    def gathers(self, pair: tuple[int, int]) -> bool:
+        """Whether chunks for the panels in these buffers wait to be decoded while others are: then chunks
+        that come until those are decoded can be decoded with them."""
+        with self._lock:
+            return bool(self._launched and not self._launched.done and self._has_waiting(pair))
+
+    def _has_waiting(self, pair: tuple[int, int]) -> bool:
+        """Whether chunks for the panels in these buffers wait to be decoded."""
+        panels = {("a", pair[0]), ("b", pair[1])}
+        return any((one.piece.operand, one.buffer) in panels for one in self._waiting)
 
     def _decode(self) -> None:
         """Start to decode all chunks that wait for it."""
@@ -196,7 +208,7 @@ class Decoding:
             grid = (min(self._parts, len(chunks) * parts),)
             kernel(grid, config.block, args, stream, config.shared_bytes)
             chunks.clear()
-        self._arriving.free = self._timing.points.record(stream.ptr)
+        self._launched = self._arriving.free = self._timing.points.record(stream.ptr)
         self._device.runtime.memcpyAsync(self._found.ctypes.data, self._failed, 4, _TO_HOST, stream.ptr)
         for decoded in self._waiting:
             self._place(decoded)

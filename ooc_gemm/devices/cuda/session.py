@@ -377,6 +377,10 @@ class CUDASession(HostMemory):
         if self._lost[0]:
             raise LostPanelError(f"{self._device.name} needs a panel again as it was before it was split")
 
+    def gathers(self, pair: tuple[int, int]) -> bool:
+        """Whether chunks of these panels are to be decoded with others (`Decoding`)."""
+        return self._decoding is not None and self._decoding.gathers(pair)
+
     def record(self, stream: str, pair: tuple[int, int] | None = None) -> Event:
         """Records an event at the end of the stream, in which chunks that were uploaded are decoded first."""
         self._device.use()
