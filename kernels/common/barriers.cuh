@@ -21,7 +21,13 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         : "memory");
 }
 
+// After what this thread has written to shared memory, which is there for all who have waited.
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // A word for the same address in block `rank` of the cluster, whose barrier of the same address waits for its bytes.
+// The cluster has several blocks: a tool that checks memory takes such a write in a cluster of one for an error.
 __device__ __forceinline__ void barrier_send(u32 to, u32 word, u32 barrier, u32 rank) {
     asm volatile(
         "{\n.reg .b32 to, there;\n"

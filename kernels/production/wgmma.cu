@@ -217,13 +217,19 @@ struct Draws {
     // For the producer: before it reads the next of `count` numbers. Each cluster draws one more, which is sent as -1;
     // who draws the last of those sets *drawn back to 0.
     __device__ __forceinline__ void send(u32 rank, u32* drawn, int count) const {
-        barrier_expect(sent, 4);
+        if (CLUSTER > 1) barrier_expect(sent, 4);
         if (rank != 0) return;
         barrier_wait(sent + 8, parity ^ 1);
-        const int number = atomicAdd(drawn, 1);
-        if (number == count + gridDim.x / CLUSTER - 1) *drawn = 0;
+        const int drawn_number = atomicAdd(drawn, 1);
+        if (drawn_number == count + gridDim.x / CLUSTER - 1) *drawn = 0;
+        const int number = drawn_number < count ? drawn_number : -1;
+        if (CLUSTER == 1) {
+            asm volatile("st.shared.u32 [%0], %1;" ::"r"(sent + 16), "r"(number) : "memory");
+            barrier_arrive(sent);
+            return;
+        }
 #pragma unroll
-        for (int to = 0; to < CLUSTER; ++to) barrier_send(sent + 16, number < count ? number : -1, sent, to);
+        for (int to = 0; to < CLUSTER; ++to) barrier_send(sent + 16, number, sent, to);
     }
     __device__ __forceinline__ int number() const {
         barrier_wait(sent, parity);
