@@ -224,6 +224,9 @@ def place(device: int, stream: int, event: "Event", at: int, pitch: int) -> byte
     return _PLACE.pack(*_sending(), _context(device), stream, event.ptr, at, pitch)
 
 
+_NOT_READY = 600
+
+
 class Event:
     """A point in a stream."""
 
@@ -239,6 +242,11 @@ class Event:
     def done(self) -> bool:
         """Whether the device has reached this point."""
         return bool(_keeping("cuEventQuery")(self.ptr) == 0)
+
+    @property
+    def pending(self) -> bool:
+        """Whether the device has still to reach this point. It never does if it has failed."""
+        return bool(_keeping("cuEventQuery")(self.ptr) == _NOT_READY)
 
     def synchronize(self) -> None:
         """Wait until the device has reached this point. Other threads may run meanwhile. Raises DriverError

@@ -162,9 +162,11 @@ def test_events(cuda):
     assert (cuda("made").value, cuda("recorded").value, cuda("flags").value) == (1, 1, 1)
     assert cuda("stream", ctypes.c_void_p).value == 77
     assert first.done
+    assert not first.pending
     second = points.record(78)
     assert cuda("flags").value == 3
     assert not second.done
+    assert second.pending
     assert second.seconds_since(first) == 1
     driver.wait(79, second)
     assert (cuda("stream", ctypes.c_void_p).value, cuda("waited", ctypes.c_void_p).value) == (79, second.ptr)
@@ -209,6 +211,8 @@ def test_what_fails_says_so_and_leaves_no_event(cuda):
         lambda: event.seconds_since(event),
         lambda: driver.wait(1, event),
     )
+    assert not event.done
+    assert not event.pending, "who waits for it would wait for ever"
     for work in failing:
         with pytest.raises(driver.DriverError, match=r"^cu\w+: an illegal memory access \(700\)$") as error:
             work()

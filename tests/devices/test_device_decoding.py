@@ -3,9 +3,10 @@
 import itertools
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
-from threading import Condition
+from threading import Condition, Lock
 from types import SimpleNamespace
 
 import cupy_on_cpu
@@ -287,6 +288,37 @@ def test_chunks_of_a_later_panel_wait_until_there_are_many(monkeypatch):
     assert found.plan.panel_count == len(ended) == 4
     assert len(came) == 16
     assert decoded() == 4
+
+
+def test_few_chunks_wait_for_others_while_the_device_decodes(monkeypatch):
+    """The device is said to decode what it was given first until all 16 chunks have come."""
+    x, y, wanted = matrices(shape=(64, 8 * 72, 64))
+    make("a", x, compressors=ZSTD, chunks=(64, 72))
+    make("b", y, compressors=ZSTD, chunks=(72, 64))
+    monkeypatch.setattr(ooc_gemm.run.prepare, "_fastest", sent_if_any)
+
+    def with_buffers(*given):
+        plan = with_blocks(64, 64, 72)(*given)
+        return replace(plan, k_panels=replace(plan.k_panels, buffers=8))
+
+    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_buffers)
+    upload, came, stop, one_by_one = Decoding.upload, [], time.monotonic() + 20, Lock()
+
+    def comes(self, data, piece, buffer):
+        with one_by_one:
+            time.sleep(5e-3)
+            found = upload(self, data, piece, buffer)
+            came.append(piece)
+        return found
+
+    monkeypatch.setattr(Decoding, "upload", comes)
+    pending = property(lambda self: len(came) < 16 and time.monotonic() < stop)
+    monkeypatch.setattr(driver.Event, "pending", pending)
+    found, c = product()
+    assert np.array_equal(c, wanted.real)
+    assert found.plan.panel_count == 8
+    assert len(came) == 16
+    assert decoded() <= 3, "a few, then eight, which are all at a time, and then the others"
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -179,7 +179,7 @@ class Decoding:
         """Whether chunks for the panels in these buffers wait to be decoded while others are: then chunks
         that come until those are decoded can be decoded with them."""
         with self._lock:
-            return bool(self._launched and not self._launched.done and self._has_waiting(pair))
+            return bool(self._launched and self._launched.pending and self._has_waiting(pair))
 
     def _has_waiting(self, pair: tuple[int, int]) -> bool:
         """Whether chunks for the panels in these buffers wait to be decoded."""
