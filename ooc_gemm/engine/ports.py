@@ -421,7 +421,7 @@ class Session(Uploads, Protocol):
 
     def gathers(self, pair: tuple[int, int]) -> bool:
         """Whether `record` had better wait, because what was uploaded to the panels in these buffers can be
-        decoded together with what comes soon. Not for ever, whether anything comes or not."""
+        decoded together with what comes soon. It becomes false also if nothing comes."""
 
     def record(self, stream: str, pair: tuple[int, int] | None = None) -> Event:
         """Return an event that completes when `stream` has done all work that it has been given so far.

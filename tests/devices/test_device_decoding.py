@@ -127,6 +127,22 @@ def test_files_in_memory_are_read_in_the_background(memory, monkeypatch, codecs)
     assert found.bytes_read == found.plan.bytes_read
 
 
+@pytest.mark.parametrize("missing", [0, 1, 3])
+def test_pieces_in_memory_have_several_chunks_of_any_size(memory, monkeypatch, missing):
+    """Unless the host would have to decode many of them."""
+    monkeypatch.setattr(compressed, "STACKED_BYTES", 1000)
+    monkeypatch.setattr(compressed, "LARGEST_SENT", 4 * CHUNKS[0] * CHUNKS[1] * 4)
+    x = np.ones((8 * CHUNKS[0], 16 * CHUNKS[1]), "f4")
+    for column in range(missing):  # the fill value, so these chunks are not stored
+        x[: CHUNKS[0], column * CHUNKS[1] : (column + 1) * CHUNKS[1]] = 0
+    for name, place in (("near", memory), ("far", Path.cwd())):
+        make(str(place / name), x, compressors=ZSTD, chunks=CHUNKS, fill_value=0)
+    near, far = inputs.open_input(memory / "near").source, inputs.open_input("far").source
+    assert near.sends == far.sends == "zstd"
+    assert near.sending().matrix.traits.stackable is (missing <= 2)
+    assert not far.sending().matrix.traits.stackable
+
+
 def test_chunks_in_memory_that_have_changed_are_not_taken(memory, monkeypatch):
     monkeypatch.chdir(memory)
     x, y, _ = matrices()
