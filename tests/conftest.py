@@ -28,7 +28,7 @@ from ooc_gemm.run import prepare, rates_first, rates_learned
 from ooc_gemm.storage.io import answers
 from ooc_gemm.support import memory as limits
 
-pytest_plugins = ["copying_threads", "left_over"]
+pytest_plugins = ["copying_threads", "left_over", "sent_chunks"]
 
 
 class Done(NamedTuple):

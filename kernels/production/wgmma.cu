@@ -239,8 +239,7 @@ struct Draws {
     }
     // `says`: whether the calling thread is the one of its warp that says so.
     __device__ __forceinline__ void have_read(bool says) {
-        if (says && CLUSTER == 1) barrier_arrive(sent + 8);
-        if (says && CLUSTER > 1) barrier_arrive(sent + 8, 0);
+        if (says) barrier_arrive(sent + 8, 0);
         parity ^= 1;
     }
 };

@@ -70,9 +70,14 @@ def empty_target(place: Path, output: layout.Output) -> Target[Publication]:
     return opening.create_target(str(place), output, output.dtype)
 
 
+def tiny_output(side: int) -> layout.Output:
+    """Return an array of one small chunk."""
+    return layout.Output((side, side), np.dtype(np.float32), (side, side))
+
+
 def tiny_array(place: Path, side: int) -> None:
     """Make an array of one small chunk, full of ones."""
-    target = empty_target(place, layout.Output((side, side), np.dtype(np.float32), (side, side)))
+    target = empty_target(place, tiny_output(side))
     target.write(Part((0, 0), 0, 0, side, side), np.ones((side, side), np.float32).reshape(-1).view(np.uint8))
     target.sink.commit()
 

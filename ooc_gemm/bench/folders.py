@@ -9,8 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..engine.ports import Device
 from ..run.observer import Observer
 from ..run.rates import today
@@ -18,7 +16,7 @@ from ..run.request import Operand, Request
 from ..run.retry import carry_out, result_of
 from ..storage.io.files import in_background, in_memory, writes_at_once
 from ..storage.read.source import Source
-from ..storage.write import layout, opening, staging_folder
+from ..storage.write import opening, staging_folder
 from ..support.buffers import Bytes
 from ..support.errors import Error
 from . import beside_copies, chunks
@@ -69,7 +67,7 @@ def _begin_seconds(scratch: Path, device: Device) -> float:
 
 def _create_seconds(scratch: Path) -> float:
     """Return the part of that in which a C is begun, which goes on while panels are read."""
-    output, found = layout.Output((TINY, TINY), np.dtype(np.float32), (TINY, TINY)), []
+    output, found = chunks.tiny_output(TINY), []
     for number in range(TINY_TIMES):
         start = time.perf_counter()
         place = str(scratch / f"begun {number}")

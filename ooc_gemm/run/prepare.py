@@ -250,7 +250,7 @@ def _fastest(problem: Problem, sent: Problem | None, budget: Budget, rates: Rate
 
 def _sent(problem: Problem, inputs: Inputs, budget: Budget, rates: Rates) -> Problem | None:
     """Return the problem with operands whose chunks the device decodes, because that takes less time,
-    although the device multiplies nothing meanwhile; None where there are none."""
+    although multiplications take as much longer; None where there are none."""
     a, b = _as_sent(problem.a, inputs.a.source), _as_sent(problem.b, inputs.b.source)
     found = replace(problem, a=a, b=b)
     sent = found.encoded

@@ -3,10 +3,8 @@
 import itertools
 import json
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
-from threading import Condition, Lock
 from types import SimpleNamespace
 
 import cupy_on_cpu
@@ -15,78 +13,32 @@ import pytest
 import zarr
 from conftest import make
 from faults import sent_if_any, with_blocks
+from sent_chunks import (
+    BLOSC,
+    CHECKSUM,
+    CHUNKS,
+    LZ4,
+    RNG,
+    ZSTD,
+    before_each,
+    decoded,
+    matrices,
+    product,
+    stored,
+)
 
 import ooc_gemm
 from ooc_gemm import StoreError
-from ooc_gemm.cuda_kernels import driver
 from ooc_gemm.devices.cuda import rates
 from ooc_gemm.devices.cuda.decoding import Decoding
-from ooc_gemm.devices.cuda.session import CUDASession
-from ooc_gemm.engine.ports import UPLOAD
 from ooc_gemm.planning import ledger
 from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.problem import Problem
 from ooc_gemm.planning.schedule import cut
-from ooc_gemm.run import rates_learned
 from ooc_gemm.storage.io import files
 from ooc_gemm.storage.read import compressed, inputs
 
-RNG = np.random.default_rng(8)
-ZSTD = zarr.codecs.ZstdCodec(level=3)
-BLOSC = zarr.codecs.BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle")
-LZ4 = zarr.codecs.BloscCodec(cname="lz4", clevel=3)
-CHECKSUM = zarr.codecs.ZstdCodec(level=3, checksum=True)
-CHUNKS = 64, 72
-
-
-@pytest.fixture(autouse=True, params=["alone", "stacked"])
-def here(request, tmp_path, monkeypatch):
-    """A folder. Smaller chunks than usual go to the device, each alone or several in a piece."""
-    monkeypatch.setattr(compressed, "LEAST_SENT", 1000)
-    if request.param == "alone":
-        monkeypatch.setattr(compressed, "STACKED_BYTES", 1000)
-    monkeypatch.setattr(ledger, "DECODING_ROOM", 1 << 16)
-    cupy_on_cpu.install(monkeypatch)
-    monkeypatch.setattr(rates, "UNPACK", 1e12)
-    monkeypatch.setattr(rates_learned, "learn_unpacking", lambda *given: "")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def matrices(dtype="f4", shape=(300, 360, 310), ops=(False, False)):
-    """Operands as they are stored, and their product, in which every sum is exact."""
-    m, k, n = shape
-    x, y = (RNG.integers(-9, 9, size).astype(dtype) for size in ((m, k), (k, n)))
-    wanted = x.astype("c16") @ y.astype("c16")
-    return (x.T if ops[0] else x), (y.T if ops[1] else y), wanted
-
-
-def stored(x, y, codecs=(ZSTD, ZSTD), chunks=CHUNKS):
-    for name, values, codec in (("a", x, codecs[0]), ("b", y, codecs[1])):
-        make(name, np.ascontiguousarray(values), compressors=codec, chunks=chunks)
-
-
-def product(**options):
-    """Multiply, and return the result and C."""
-    found = ooc_gemm.multiply("a", "b", "c", **{"device": "cuda"} | options)
-    return found, zarr.open_array("c", mode="r")[...]
-
-
-def before_each(monkeypatch, kernel, look):
-    """Calls `look` with the arguments and the stream of each launch of a kernel."""
-    launch = cupy_on_cpu.Kernel.__call__
-
-    def launches(self, grid, block, args, stream, shared_bytes=0):
-        if self.name == kernel:
-            look(args, stream)
-        return launch(self, grid, block, args, stream, shared_bytes)
-
-    monkeypatch.setattr(cupy_on_cpu.Kernel, "__call__", launches)
-
-
-def decoded(compressor="zstd"):
-    """How often the device was given chunks to decode."""
-    return cupy_on_cpu.Kernel.launched.count(compressor)
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 @pytest.mark.parametrize("codec", [ZSTD, BLOSC], ids=["zstd", "blosc"])
@@ -257,86 +209,6 @@ def test_operands_of_two_compressors():
     assert found.bytes_uploaded == found.plan.bytes_uploaded
 
 
-def test_more_chunks_than_are_decoded_at_a_time(monkeypatch):
-    monkeypatch.setattr(ledger, "MOST_DECODED", 5)
-    x, y, wanted = matrices(shape=(900, 500, 400))
-    stored(x, y)
-    _, c = product()
-    assert np.array_equal(c, wanted.real)
-    assert decoded() >= (15 * 7 + 8 * 6) // 5
-
-
-def test_chunks_of_a_later_panel_wait_until_there_are_many(monkeypatch):
-    """A few chunks take as long to decode as many."""
-    x, y, wanted = matrices(shape=(128, 4 * 144, 144))
-    make("a", x, compressors=ZSTD, chunks=(64, 144))
-    make("b", y, compressors=ZSTD, chunks=(144, 72))
-    monkeypatch.setattr(ledger, "MOST_DECODED", 4)  # as many as a pair of panels has
-    monkeypatch.setattr(ooc_gemm.run.prepare, "_fastest", sent_if_any)
-    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_blocks(128, 144, 144))
-    upload, record, came, ended, changed = Decoding.upload, CUDASession.record, [], [], Condition()
-
-    def in_turn(self, data, piece, buffer):
-        """One piece of a panel comes before the panel before it is complete, but after its last piece."""
-        panel = (piece.cols if piece.operand == "a" else piece.rows)[0] // 144
-        with changed:
-            assert changed.wait_for(lambda: panel <= len(ended) or len(came) == 4 * panel, 10)
-            found = upload(self, data, piece, buffer)
-            high = 64 if piece.operand == "a" else 144
-            came.extend([panel] * (-(-piece.rows[1] // high) - piece.chunk[0]))
-            changed.notify_all()
-        return found
-
-    def late(self, stream, pair=None):
-        if stream != UPLOAD:
-            return record(self, stream, pair)
-        with changed:
-            assert changed.wait_for(lambda: len(came) > min(15, 4 * len(ended) + 4), 10)
-            ended.append(pair)
-            found = record(self, stream, pair)
-            changed.notify_all()
-        return found
-
-    monkeypatch.setattr(Decoding, "upload", in_turn)
-    monkeypatch.setattr(CUDASession, "record", late)
-    found, c = product()
-    assert np.array_equal(c, wanted.real)
-    assert found.plan.panel_count == len(ended) == 4
-    assert len(came) == 16
-    assert decoded() == 4
-
-
-def test_few_chunks_wait_for_others_while_the_device_decodes(monkeypatch):
-    """The device is said to decode what it was given first until all 16 chunks have come."""
-    x, y, wanted = matrices(shape=(64, 8 * 72, 64))
-    make("a", x, compressors=ZSTD, chunks=(64, 72))
-    make("b", y, compressors=ZSTD, chunks=(72, 64))
-    monkeypatch.setattr(ooc_gemm.run.prepare, "_fastest", sent_if_any)
-
-    def with_buffers(*given):
-        plan = with_blocks(64, 64, 72)(*given)
-        return replace(plan, k_panels=replace(plan.k_panels, buffers=8))
-
-    monkeypatch.setattr(ooc_gemm.run.prepare, "make_plan", with_buffers)
-    upload, came, stop, one_by_one = Decoding.upload, [], time.monotonic() + 20, Lock()
-
-    def comes(self, data, piece, buffer):
-        with one_by_one:
-            time.sleep(5e-3)
-            found = upload(self, data, piece, buffer)
-            came.append(piece)
-        return found
-
-    monkeypatch.setattr(Decoding, "upload", comes)
-    pending = property(lambda self: len(came) < 16 and time.monotonic() < stop)
-    monkeypatch.setattr(driver.Event, "pending", pending)
-    found, c = product()
-    assert np.array_equal(c, wanted.real)
-    assert found.plan.panel_count == 8
-    assert len(came) == 16
-    assert decoded() <= 3, "a few, then eight, which are all at a time, and then the others"
-
-
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("chunks", [(30, 70), (64, 72)], ids=["with gaps", "without gaps"])
 @pytest.mark.parametrize("ops", [(False, False), (True, True)])
@@ -361,64 +233,6 @@ def test_a_piece_of_several_chunks_goes_to_its_panel(request, monkeypatch, ops, 
     assert (max(pieces) > 1) is ("stacked" in request.node.name)
     assert decoded() >= sum(pieces) / 3
     assert found.bytes_uploaded == found.plan.bytes_uploaded
-
-
-def test_each_place_waits_until_what_lies_there_is_decoded_and_decoding_for_copies(monkeypatch):
-    """The stand-in does everything at once, so this looks at what streams are told to wait for."""
-    monkeypatch.setattr(ledger, "MOST_DECODED", 5)
-    log, copy, wait, record = [], driver.copy, driver.wait, driver.Events.record
-
-    def copies(to, target, pitch, source, source_pitch, width, rows, stream):
-        log.append(("copy", stream, target, width))
-        return copy(to, target, pitch, source, source_pitch, width, rows, stream)
-
-    def waits(stream, event):
-        log.append(("wait", stream, event))
-        return wait(stream, event)
-
-    def records(self, stream):
-        event = record(self, stream)
-        log.append(("record", stream, event))
-        return event
-
-    def decodes(args, stream):
-        table = np.frombuffer(args[0].tobytes(), "u4").reshape(-1, 4)[: int(args[1])]
-        spans = [(int(args[3]) + 16 * int(row[0]), int(row[1])) for row in table]
-        log.append(("decode", stream.ptr, spans, None))
-
-    monkeypatch.setattr(driver, "copy", copies)
-    monkeypatch.setattr(driver, "wait", waits)
-    monkeypatch.setattr(driver.Events, "record", records)
-    before_each(monkeypatch, "zstd", decodes)
-    stored(*matrices(shape=(900, 500, 400))[:2])
-    product()
-
-    def before(at, stream):
-        """Places in the log that are done before a stream goes on at this place of it."""
-        reached, done = {stream: at}, set()
-        for i in range(at - 1, -1, -1):
-            kind, other, what, *_ = log[i]
-            if i >= reached.get(other, -1):
-                continue
-            done.add(i)
-            if kind == "wait":
-                source = next(j for j in range(i) if log[j][0] == "record" and log[j][2] is what)
-                reached[log[source][1]] = max(reached.get(log[source][1], -1), source)
-        return done
-
-    arrived, used, again = {}, [], 0
-    for at, (kind, stream, what, size) in enumerate((*one, None)[:4] for one in log):
-        if kind == "decode":
-            for address, _ in what:
-                assert arrived[address] in before(at, stream), "it is decoded before it has come"
-            used += [(at, *span) for span in what]
-        elif kind == "copy":
-            arrived[what] = at
-            for launched, address, length in used:
-                if address < what + size and what < address + length:
-                    assert launched in before(at, stream), "it comes where others are still being decoded"
-                    again += 1
-    assert again > 50
 
 
 def test_the_timeline_shows_what_the_device_decodes():

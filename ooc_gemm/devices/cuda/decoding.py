@@ -104,8 +104,6 @@ class Decoding:
         """Where chunks lie that are waiting, by what has compressed them: in what is stored and in what is
         decoded, in units of UNIT bytes, and how long both are."""
         self._used = 0
-        self._launched: Event | None = None
-        """The event after which all chunks are decoded that were started."""
 
     def takes(self, piece: Piece) -> bool:
         """Whether pieces of its operand are decoded here."""
@@ -179,7 +177,8 @@ class Decoding:
         """Whether chunks for the panels in these buffers wait to be decoded while others are: then chunks
         that come until those are decoded can be decoded with them."""
         with self._lock:
-            return bool(self._launched and self._launched.pending and self._has_waiting(pair))
+            decoded = self._other.free  # the event after those that are being decoded
+            return bool(decoded and decoded.pending and self._has_waiting(pair))
 
     def _has_waiting(self, pair: tuple[int, int]) -> bool:
         """Whether chunks for the panels in these buffers wait to be decoded."""
@@ -208,7 +207,7 @@ class Decoding:
             grid = (min(self._parts, len(chunks) * parts),)
             kernel(grid, config.block, args, stream, config.shared_bytes)
             chunks.clear()
-        self._launched = self._arriving.free = self._timing.points.record(stream.ptr)
+        self._arriving.free = self._timing.points.record(stream.ptr)
         self._device.runtime.memcpyAsync(self._found.ctypes.data, self._failed, 4, _TO_HOST, stream.ptr)
         for decoded in self._waiting:
             self._place(decoded)

@@ -66,30 +66,31 @@ class CompressedSource(Source):
     def sends(self) -> str:
         """Returns the name of the compressor, if a device can decode what it makes, and chunks are read from
         files into slots."""
-        return self.compressor.name if self._folder and self.compressor.sends and self._worth_sending else ""
+        return self.compressor.name if self._folder and self.compressor.sends and self.sent_at_once else ""
 
     @cached_property
-    def _worth_sending(self) -> bool:
-        """Whether chunks are neither small nor large, and the host must decode few pieces."""
+    def sent_at_once(self) -> int:
+        """The most chunks of a piece that is handed on: several if they are small, or in memory, from which
+        one thread begins all reads. 0 where chunks are too small or too large, or the host would have to
+        decode many pieces."""
         s = self.matrix
-        right_size = s.stored is not None and LEAST_SENT <= s.chunk_bytes <= LARGEST_SENT
-        return right_size and self._decodes_few(STACKED if s.traits.stackable else 1)
+        if s.stored is None or not LEAST_SENT <= s.chunk_bytes <= LARGEST_SENT:
+            return 0
+        sizes = np.reshape(s.stored, s.grid)
+        odd, missing = sizes >= s.chunk_bytes, sizes == 0
 
-    @cached_property
-    def stacks_sent(self) -> bool:
-        """Whether pieces that are handed on may have several chunks: those of small ones, and of all in
-        memory, from which one thread begins all reads. The host must decode few pieces then, too."""
-        s = self.matrix
-        return s.traits.stackable or (self.in_memory and self._decodes_few(LARGEST_SENT // s.chunk_bytes))
+        def few(stack: int) -> bool:
+            """Whether the host must decode few pieces if these have so many chunks."""
+            rows = range(0, s.grid[0], stack)
+            pieces = np.logical_or.reduceat(odd | missing, rows) if stack > 1 else odd
+            return bool(pieces.sum() * SENT <= pieces.size)
 
-    def _decodes_few(self, stack: int) -> bool:
-        """Whether the host must decode few pieces if these have so many chunks."""
-        s = self.matrix
-        sizes = np.reshape(s.stored or (), s.grid)
-        odd = sizes >= s.chunk_bytes
-        if stack > 1:
-            odd = np.logical_or.reduceat(odd | (sizes == 0), range(0, s.grid[0], stack))
-        return bool(odd.sum() * SENT <= odd.size)
+        if s.traits.stackable:
+            return STACKED if few(STACKED) else 0
+        if not few(1):
+            return 0
+        stack = LARGEST_SENT // s.chunk_bytes
+        return stack if self.in_memory and few(stack) else 1
 
     def sending(self) -> "Source":
         """Returns a source that hands chunks on."""
@@ -200,7 +201,8 @@ class EncodedSource(Source):
     """Hands chunks of another source on as they are stored, for a device that decodes them."""
 
     def __init__(self, source: CompressedSource):
-        traits = replace(source.matrix.traits, asynchronous=source.in_memory, stackable=source.stacks_sent)
+        several = source.sent_at_once > 1
+        traits = replace(source.matrix.traits, asynchronous=source.in_memory, stackable=several)
         matrix = replace(source.matrix, encoded=source.sends, traits=traits)
         super().__init__(source.name, source.dtype, matrix)
         self.codec, self._source = source.codec, source
