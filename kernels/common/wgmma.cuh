@@ -94,7 +94,6 @@ __device__ __forceinline__ void settle(S (&d)[ACC]) {
     for (int i = 0; i < ACC; ++i) asm volatile("" : SUM(i)::"memory");
 }
 
-template <int COUNT>
-struct alignas(COUNT * sizeof(S)) Vector {
-    S x[COUNT];
+struct alignas(4 * sizeof(S)) Four {
+    S x[4];
 };

@@ -330,29 +330,43 @@ make_tile(u32 tile, long long m, long long n, long long k, T alpha, const S* __r
             const int row = warp_m + i * 16 + (FLIP ? 4 * t : 2 * g) + h;
             if (row >= rows) continue;
             S* const line = out + (m0 + row) * ldc + n0;
+            const auto column = [&](int j, int q) { return warp_n + j * 16 + (FLIP ? 2 * g : 4 * t + 2 * q); };
+            // A row of C is read before any of it is stored: a read that follows a store would be waited for by itself.
+            // β = 0 must not read C, which may hold anything.
+            Pair olds[WN / 16][ACROSS] = {};
+            if (beta != 0) {
+#pragma unroll
+                for (int j = 0; j < WN / 16; ++j) {
+#pragma unroll
+                    for (int q = 0; q < ACROSS; ++q) {
+                        const int col = column(j, q);
+                        Pair& old = olds[j][q];
+                        if (pairs && col + 1 < cols) {
+                            old = *reinterpret_cast<const Pair*>(line + col);
+                        } else {
+                            if (col < cols) old.v[0] = line[col];
+                            if (col + 1 < cols) old.v[1] = line[col + 1];
+                        }
+                    }
+                }
+            }
 #pragma unroll
             for (int j = 0; j < WN / 16; ++j) {
                 const T(&d)[2][4] = sum[FLIP ? j : i][FLIP ? i : j];
 #pragma unroll
                 for (int q = 0; q < ACROSS; ++q) {
-                    const int col = warp_n + j * 16 + (FLIP ? 2 * g : 4 * t + 2 * q);
+                    const int col = column(j, q);
                     // d[odd][2·(odd row of the left operand) + (even column of the right one) / 2 % 2]
                     const T x = FLIP ? d[h % 2][h / 2] : d[0][2 * (h % 2) + q];
                     const T y = FLIP ? d[h % 2][2 + h / 2] : d[1][2 * (h % 2) + q];
-                    T c[2] = {alpha * x, alpha * y};
-                    // β = 0 must not read C, which may hold anything.
+                    const Pair& old = olds[j][q];
+                    const Pair c = {
+                        {static_cast<S>(alpha * x + beta * old.v[0]), static_cast<S>(alpha * y + beta * old.v[1])}};
                     if (pairs && col + 1 < cols) {
-                        Pair& to = *reinterpret_cast<Pair*>(line + col);
-                        if (beta != 0) {
-                            const Pair old = to;
-                            c[0] += beta * old.v[0], c[1] += beta * old.v[1];
-                        }
-                        to = {{static_cast<S>(c[0]), static_cast<S>(c[1])}};
+                        *reinterpret_cast<Pair*>(line + col) = c;
                     } else {
-#pragma unroll
-                        for (int z = 0; z < 2; ++z)
-                            if (col + z < cols)
-                                line[col + z] = static_cast<S>(beta == 0 ? c[z] : c[z] + beta * line[col + z]);
+                        if (col < cols) line[col] = c.v[0];
+                        if (col + 1 < cols) line[col + 1] = c.v[1];
                     }
                 }
             }

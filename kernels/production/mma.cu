@@ -328,6 +328,9 @@ mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, 
     wait_for_own_copies();
 
     S* const out = C + blockIdx.y * m * ldc;
+    struct alignas(2 * sizeof(S)) Pair {
+        S x[2];
+    };
     const bool pairs = ldc % 2 == 0 && reinterpret_cast<u64>(out) % (2 * sizeof(S)) == 0;
 #pragma unroll
     for (int i = 0; i < WM / 16; ++i) {
@@ -339,9 +342,25 @@ mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, 
 #if PRODUCTS == 3
             const int a_exponent = steps > 0 ? a_exponents[row] : 0;
 #endif
+            const auto column = [&](int j) { return n0 + warp_n + j * 8 + lane % 4 * 2; };
+            // A row of C is read before any of it is stored: a read that follows a store would be waited for by itself.
+            // β = 0 must not read C, which may hold anything.
+            Pair old[WN / 8] = {};
+            if (beta != S(0)) {
+#pragma unroll
+                for (int j = 0; j < WN / 8; ++j) {
+                    const long long col = column(j);
+                    if (pairs && col + 1 < n) {
+                        old[j] = *reinterpret_cast<const Pair*>(line + col);
+                    } else {
+                        if (col < n) old[j].x[0] = line[col];
+                        if (col + 1 < n) old[j].x[1] = line[col + 1];
+                    }
+                }
+            }
 #pragma unroll
             for (int j = 0; j < WN / 8; ++j) {
-                const long long col = n0 + warp_n + j * 8 + lane % 4 * 2;
+                const long long col = column(j);
                 S d[2] = {total[i][j][2 * half], total[i][j][2 * half + 1]};
 #pragma unroll
                 for (int x = 0; x < 2; ++x) {
@@ -349,14 +368,10 @@ mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, 
 #if PRODUCTS == 3
                     if (steps > 0) d[x] = scaled(d[x], a_exponent + b_exponents[col + x]);
 #endif
-                    // β = 0 must not read C, which may hold anything.
-                    d[x] = beta == S(0) ? alpha * d[x] : alpha * d[x] + beta * line[col + x];
+                    d[x] = alpha * d[x] + beta * old[j].x[x];
                 }
                 if (pairs && col + 1 < n) {
-                    struct alignas(2 * sizeof(S)) Pair {
-                        S x, y;
-                    };
-                    *reinterpret_cast<Pair*>(line + col) = {d[0], d[1]};
+                    *reinterpret_cast<Pair*>(line + col) = {{d[0], d[1]}};
                 } else {
                     if (col < n) line[col] = d[0];
                     if (col + 1 < n) line[col + 1] = d[1];

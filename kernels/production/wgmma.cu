@@ -73,65 +73,57 @@ static_assert(RESIDENT * (STAGES * STAGE_BYTES + 1024) <= 226 * 1024, "shared me
 //     held by lane    0     1     2     3     0    1     2     3
 //     stored by       0     0     2     2     1    1     3     3
 
-// The sums of one warp, 16 rows from `row` and BN columns from `col`, to C: COUNT elements at once, whose
-// places are aligned. With three products (k > 0), they are scaled first.
-template <int COUNT>
+// The sums of one warp, 16 rows from `row` and BN columns from `col`, to C; with three products (k > 0), they are scaled
+// first. WHOLE: all of them lie within C, four at once at multiples of 16 bytes. What a row of C holds is read before any
+// of it is stored, so that a warp waits twice for C and not for each of its reads.
+template <bool WHOLE>
 __device__ __forceinline__ void store_tile(const S (&d)[ACC], S* out, long long ldc, int row, int col, int m, int n,
                                            int k, S alpha, S beta, const int* a_exponents, const int* b_exponents) {
-    constexpr int GAP = COUNT == 4 ? 2 : 8;  // columns from a thread's first pair to its second
     const int lane = threadIdx.x % 32;
     const bool odd = lane % 2;
     row += lane / 4;
-    col += COUNT == 4 ? odd * 8 + lane / 2 % 2 * 4 : lane % 4 * 2;
+    col += WHOLE ? odd * 8 + lane / 2 % 2 * 4 : lane % 4 * 2;
+    const auto column = [&](int j, int i) { return col + 16 * j + (WHOLE ? i : i / 2 * 8 + i % 2); };
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int r = row + 8 * half;
         S* const line = out + r * ldc;
+        const auto exists = [&](int j, int i) { return WHOLE || (r < m && column(j, i) < n); };
+        Four old[BN / 16] = {};
+        if (beta != 0) {
+#pragma unroll
+            for (int j = 0; j < BN / 16; ++j) {
+                if (WHOLE) old[j] = *reinterpret_cast<const Four*>(line + column(j, 0));
+#pragma unroll
+                for (int i = 0; !WHOLE && i < 4; ++i) {
+                    if (exists(j, i)) old[j].x[i] = line[column(j, i)];
+                }
+            }
+        }
 #if PRODUCTS == 3
-        const int a_exponent = k > 0 && r < m ? a_exponents[r] : 0;
+        const int a_exponent = k > 0 && exists(0, 0) ? a_exponents[r] : 0;
 #endif
 #pragma unroll
         for (int j = 0; j < BN / 16; ++j) {
-            S x[4];
+            Four four;
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const S first = d[8 * j + 2 * half + i], second = d[8 * j + 4 + 2 * half + i];
-                x[i] = first, x[2 + i] = second;
-                if constexpr (COUNT == 4) {
+                four.x[i] = first, four.x[2 + i] = second;
+                if (WHOLE) {
                     const S other = __shfl_xor_sync(~0u, odd ? first : second, 1);
-                    x[i] = odd ? other : first, x[2 + i] = odd ? second : other;
+                    four.x[i] = odd ? other : first, four.x[2 + i] = odd ? second : other;
                 }
             }
-            const auto column = [&](int i) { return col + 16 * j + i / 2 * GAP + i % 2; };
-            if (r >= m || column(0) >= n) continue;  // not before all lanes have exchanged
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
 #if PRODUCTS == 3
-                if (k > 0 && column(i) < n) x[i] = scaled(x[i], a_exponent + b_exponents[column(i)]);
+                if (k > 0 && exists(j, i)) four.x[i] = scaled(four.x[i], a_exponent + b_exponents[column(j, i)]);
 #endif
-                x[i] *= alpha;
+                four.x[i] = alpha * four.x[i] + beta * old[j].x[i];
+                if (!WHOLE && exists(j, i)) line[column(j, i)] = four.x[i];
             }
-#pragma unroll
-            for (int i = 0; i < 4; i += COUNT) {
-                auto& whole = *reinterpret_cast<Vector<COUNT>*>(line + column(i));
-                if (column(i) + COUNT <= n) {
-                    Vector<COUNT> v;
-#pragma unroll
-                    for (int e = 0; e < COUNT; ++e) v.x[e] = x[i + e];
-                    if (beta != 0) {
-                        const Vector<COUNT> old = whole;
-#pragma unroll
-                        for (int e = 0; e < COUNT; ++e) v.x[e] += beta * old.x[e];
-                    }
-                    whole = v;
-                } else {
-#pragma unroll
-                    for (int e = 0; e < COUNT; ++e) {
-                        S& c = line[column(i + e)];
-                        if (column(i + e) < n) c = beta != 0 ? x[i + e] + beta * c : x[i + e];
-                    }
-                }
-            }
+            if (WHOLE) *reinterpret_cast<Four*>(line + column(j, 0)) = four;
         }
     }
 }
@@ -441,15 +433,11 @@ wgmma(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap
             store_least(d, C, row, col, m, n);
 #else
             S* const out = C + job % slices * m * ldc;
-            const auto aligned = [&](int elements) {
-                return ldc % elements == 0 && reinterpret_cast<u64>(out) % (elements * sizeof(S)) == 0;
-            };
-            if (aligned(4)) {
-                store_tile<4>(d, out, ldc, row, col, m, n, k, alpha, beta, a_exponents, b_exponents);
-            } else if (aligned(2)) {
-                store_tile<2>(d, out, ldc, row, col, m, n, k, alpha, beta, a_exponents, b_exponents);
+            const bool aligned = ldc % 4 == 0 && reinterpret_cast<u64>(out) % sizeof(Four) == 0;
+            if (aligned && row + 16 <= m && col + BN <= n) {
+                store_tile<true>(d, out, ldc, row, col, m, n, k, alpha, beta, a_exponents, b_exponents);
             } else {
-                store_tile<1>(d, out, ldc, row, col, m, n, k, alpha, beta, a_exponents, b_exponents);
+                store_tile<false>(d, out, ldc, row, col, m, n, k, alpha, beta, a_exponents, b_exponents);
             }
 #endif
         }
