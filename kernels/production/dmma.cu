@@ -45,6 +45,8 @@
 using S = SOURCE;
 using T = double;
 
+#include "common/pair_of_c.cuh"
+
 constexpr bool A_K = !TRANS_A, B_K = TRANS_B;  // contiguous along k
 constexpr bool FLIP = A_K;
 
@@ -63,10 +65,6 @@ static_assert(BK % SLICE == 0, "fragments must tile a step exactly");
 static_assert(BK / SLICE % 2 == 0, "a step must begin with the fragments' buffer 0, as the one before did");
 static_assert(BK % 16 == 0, "eight units, which fill all banks, for a row of a right tile");
 static_assert(STAGES >= 3, "one stage is filled while one is multiplied and the next is ready to be read");
-
-struct alignas(UNIT) Pair {
-    S v[2];
-};
 
 // WIDTH elements from global to shared memory, of which the first `valid` are read and the others are 0: all or
 // none where WHOLE. Of one of two the instruction could read half of a pair, but tools that watch accesses
@@ -338,16 +336,7 @@ make_tile(u32 tile, long long m, long long n, long long k, T alpha, const S* __r
 #pragma unroll
                 for (int j = 0; j < WN / 16; ++j) {
 #pragma unroll
-                    for (int q = 0; q < ACROSS; ++q) {
-                        const int col = column(j, q);
-                        Pair& old = olds[j][q];
-                        if (pairs && col + 1 < cols) {
-                            old = *reinterpret_cast<const Pair*>(line + col);
-                        } else {
-                            if (col < cols) old.v[0] = line[col];
-                            if (col + 1 < cols) old.v[1] = line[col + 1];
-                        }
-                    }
+                    for (int q = 0; q < ACROSS; ++q) olds[j][q] = read_pair(line, column(j, q), cols, pairs);
                 }
             }
 #pragma unroll
@@ -355,19 +344,13 @@ make_tile(u32 tile, long long m, long long n, long long k, T alpha, const S* __r
                 const T(&d)[2][4] = sum[FLIP ? j : i][FLIP ? i : j];
 #pragma unroll
                 for (int q = 0; q < ACROSS; ++q) {
-                    const int col = column(j, q);
                     // d[odd][2·(odd row of the left operand) + (even column of the right one) / 2 % 2]
                     const T x = FLIP ? d[h % 2][h / 2] : d[0][2 * (h % 2) + q];
                     const T y = FLIP ? d[h % 2][2 + h / 2] : d[1][2 * (h % 2) + q];
                     const Pair& old = olds[j][q];
                     const Pair c = {
                         {static_cast<S>(alpha * x + beta * old.v[0]), static_cast<S>(alpha * y + beta * old.v[1])}};
-                    if (pairs && col + 1 < cols) {
-                        *reinterpret_cast<Pair*>(line + col) = c;
-                    } else {
-                        if (col < cols) line[col] = c.v[0];
-                        if (col + 1 < cols) line[col + 1] = c.v[1];
-                    }
+                    write_pair(line, column(j, q), cols, pairs, c);
                 }
             }
         }

@@ -33,6 +33,7 @@
 
 #include "common/async_copy.cuh"
 #include "common/element_types.cuh"
+#include "common/pair_of_c.cuh"
 #include "common/planes.cuh"
 #include "common/tile_order.cuh"
 #include "common/types.cuh"
@@ -328,10 +329,7 @@ mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, 
     wait_for_own_copies();
 
     S* const out = C + blockIdx.y * m * ldc;
-    struct alignas(2 * sizeof(S)) Pair {
-        S x[2];
-    };
-    const bool pairs = ldc % 2 == 0 && reinterpret_cast<u64>(out) % (2 * sizeof(S)) == 0;
+    const bool pairs = ldc % 2 == 0 && reinterpret_cast<u64>(out) % sizeof(Pair) == 0;
 #pragma unroll
     for (int i = 0; i < WM / 16; ++i) {
 #pragma unroll
@@ -348,34 +346,21 @@ mma(long long m, long long n, long long k, S alpha, const void* __restrict__ A, 
             Pair old[WN / 8] = {};
             if (beta != S(0)) {
 #pragma unroll
-                for (int j = 0; j < WN / 8; ++j) {
-                    const long long col = column(j);
-                    if (pairs && col + 1 < n) {
-                        old[j] = *reinterpret_cast<const Pair*>(line + col);
-                    } else {
-                        if (col < n) old[j].x[0] = line[col];
-                        if (col + 1 < n) old[j].x[1] = line[col + 1];
-                    }
-                }
+                for (int j = 0; j < WN / 8; ++j) old[j] = read_pair(line, column(j), n, pairs);
             }
 #pragma unroll
             for (int j = 0; j < WN / 8; ++j) {
                 const long long col = column(j);
-                S d[2] = {total[i][j][2 * half], total[i][j][2 * half + 1]};
+                Pair pair = {{total[i][j][2 * half], total[i][j][2 * half + 1]}};
 #pragma unroll
                 for (int x = 0; x < 2; ++x) {
                     if (col + x >= n) continue;
 #if PRODUCTS == 3
-                    if (steps > 0) d[x] = scaled(d[x], a_exponent + b_exponents[col + x]);
+                    if (steps > 0) pair.v[x] = scaled(pair.v[x], a_exponent + b_exponents[col + x]);
 #endif
-                    d[x] = alpha * d[x] + beta * old[j].x[x];
+                    pair.v[x] = alpha * pair.v[x] + beta * old[j].v[x];
                 }
-                if (pairs && col + 1 < n) {
-                    *reinterpret_cast<Pair*>(line + col) = {{d[0], d[1]}};
-                } else {
-                    if (col < n) line[col] = d[0];
-                    if (col + 1 < n) line[col + 1] = d[1];
-                }
+                write_pair(line, col, n, pairs, pair);
             }
         }
     }

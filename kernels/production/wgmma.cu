@@ -93,10 +93,13 @@ __device__ __forceinline__ void store_tile(const S (&d)[ACC], S* out, long long 
         if (beta != 0) {
 #pragma unroll
             for (int j = 0; j < BN / 16; ++j) {
-                if (WHOLE) old[j] = *reinterpret_cast<const Four*>(line + column(j, 0));
+                if constexpr (WHOLE) {
+                    old[j] = *reinterpret_cast<const Four*>(line + column(j, 0));
+                } else {
 #pragma unroll
-                for (int i = 0; !WHOLE && i < 4; ++i) {
-                    if (exists(j, i)) old[j].x[i] = line[column(j, i)];
+                    for (int i = 0; i < 4; ++i) {
+                        if (exists(j, i)) old[j].x[i] = line[column(j, i)];
+                    }
                 }
             }
         }

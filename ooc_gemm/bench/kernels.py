@@ -145,7 +145,7 @@ def _measure(
             running[kernel] = gemm, stopwatch.repeated(partial(case.run, gemm))
         except Exception as error:
             row["failed"] = f"{type(error).__name__}: {error}"
-    seconds = _rounds({name: repeated for name, (_, repeated) in running.items()}, stopwatch, repeat)
+    seconds = rounds({name: repeated for name, (_, repeated) in running.items()}, stopwatch, repeat)
     for kernel, times in seconds.items():
         row, (gemm, _) = rows[kernel], running[kernel]
         typical, base = median(times), seconds.get(rival(kernel))
@@ -172,7 +172,7 @@ def _measure(
     return list(rows.values())
 
 
-def _rounds(running: dict[Any, Repeated], stopwatch: Stopwatch, repeat: int) -> dict[Any, list[float]]:
+def rounds(running: dict[Any, Repeated], stopwatch: Stopwatch, repeat: int) -> dict[Any, list[float]]:
     """Return the seconds of each contestant in each round. The order is random in each round: a GPU at its
     power limit lowers its clocks a little later, and in a fixed or alternating order the same contestant
     would always pay for another's power."""
@@ -207,7 +207,7 @@ def tune(
                     running[index] = stopwatch.repeated(partial(case.run, gemm))
             except Exception as error:
                 progress(f"{kernel} {dict(config.macros)}: {error}")
-        seconds = _rounds(running, stopwatch, repeat)
+        seconds = rounds(running, stopwatch, repeat)
         return [median(seconds[i]) if i in seconds else None for i in range(len(configs))]
 
     ours = [(kernel, dtype) for kernel, dtype in chosen if kernel in KERNELS]
