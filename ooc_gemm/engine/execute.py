@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 
 from ..planning.plan import Plan
 from ..planning.schedule import Block, Piece
@@ -112,7 +113,7 @@ class _Pairs:
 
     def _before(self, step: int) -> set[Event | None]:
         """Return the events after which the device no longer needs what the pair of a step holds."""
-        brings = self._plan.brings(step // self._plan.panel_count)
+        brings = self._plan.brings(self._plan.at(step)[0])
         filled = [panel for panel, comes in zip(self._buffers(step), brings, strict=True) if comes]
         return {self._used[panel][1] for panel in filled if panel in self._used}
 
@@ -195,6 +196,25 @@ def execute(
     ready = partial(make_ready, writers, session, plan, slots=write_slots)
     stored = _Stored(begun, target, ready)
     lanes: Lanes | None = None
+
+    def leave(block: Block) -> None:
+        """Let writers write a block, all of whose panels have been handed to the device."""
+        sink, c = stored.get(), plan.c_buffer(block)
+        if plan.panel_count == 0:
+            blocks[c].free()
+            session.wait(COMPUTE, session.record(UPLOAD))
+            session.scale(block, c)
+        if block.diagonal:
+            session.mirror(block, c)
+        check = session.check(block, c) if verify else None
+        session.finish(block, c)
+        blocks[c].checked = (block, check) if check else None
+        parts = blocks[c].parts = InTurn(plan.parts(block))
+        threads, each = dealt(plan.writers, sink.background)
+        for _ in range(threads):
+            job = writers.submit(write, session, sink, block, parts, c, check, write_slots, trace, each)
+            blocks[c].writes.append(job)
+
     try:
         if plan.k_panels.lanes:
             assert isinstance(session, LaneSession), "the device says so"
@@ -207,9 +227,8 @@ def execute(
             onward = bool(plan.budget.step) and not plan.problem.encoded
             how = bool(plan.budget.connection), each > 1 and onward
             readers.submit(read, ring, session, sources, trace, each, *how)
-        for block in plan.blocks():
-            c = plan.c_buffer(block)
-            if plan.problem.reads_c:
+        for several in plan.together():
+            for c in map(plan.c_buffer, several) if plan.problem.reads_c else ():
                 blocks[c].free()
                 ring.open((c, c))
                 wait_for_all(ring, session)
@@ -217,7 +236,8 @@ def execute(
                 stored.get()
                 lanes.wait(progress)
                 step = steps
-            for number, panel in enumerate(() if lanes else plan.panels(), 1):
+            turns = () if lanes else product(enumerate(plan.panels(), 1), several)
+            for (number, panel), block in turns:
                 pairs.open(step)
                 # Where the old C is read, its turn comes before the panels of its block.
                 stop = step + 1 + plan.panel_count - number if plan.problem.reads_c else steps
@@ -233,6 +253,7 @@ def execute(
                     time.sleep(GATHER_SECONDS)
                 uploaded = session.record(UPLOAD, pair)
                 pairs.open_early(step, min(stop, step + 2) if plan.found else stop)
+                c = plan.c_buffer(block)
                 if panel[0] == 0:
                     blocks[c].free()
                 for other in blocks:
@@ -244,27 +265,16 @@ def execute(
                 step += 1
                 multiplied += block.flops(panel[1] - panel[0])
                 enough = progress(multiplied / flops) is ENOUGH or enough
-            sink = stored.get()
-            if plan.panel_count == 0:
-                blocks[c].free()
-                session.wait(COMPUTE, session.record(UPLOAD))
-                session.scale(block, c)
-            if block.diagonal:
-                session.mirror(block, c)
-            check = session.check(block, c) if verify else None
-            session.finish(block, c)
-            blocks[c].checked = (block, check) if check else None
-            parts = blocks[c].parts = InTurn(plan.parts(block))
-            threads, each = dealt(plan.writers, sink.background)
-            for _ in range(threads):
-                job = writers.submit(write, session, sink, block, parts, c, check, write_slots, trace, each)
-                blocks[c].writes.append(job)
+                if number == plan.panel_count:
+                    leave(block)
+            for block in several if lanes or plan.panel_count == 0 else ():
+                leave(block)
             if enough and step < steps:
                 for other in blocks:
                     other.free()
                 raise StoppedError(
-                    f"the run ended in order after {block.index + 1} of {plan.block_count} blocks; continue "
-                    "with resume=True"
+                    f"the run ended in order after {several[-1].index + 1} of {plan.block_count} blocks; "
+                    "continue with resume=True"
                 )
         free = partial(_free_what_readers_had, session, slots)
         ends = [readers.submit(work) for work in (free, when_read)]
@@ -303,8 +313,8 @@ def _free_what_readers_had(session: Session, slots: list[Bytes]) -> None:
 def _turns(plan: Plan) -> Iterator[Iterator[Piece]]:
     """Yield the pieces of each turn, in the order in which the device needs them. A turn fills a pair of
     panels or, if the old C is read, a block."""
-    for block in plan.blocks():
+    for blocks in plan.together():
         if plan.problem.reads_c:
-            yield plan.block_pieces(block)
-        for panel in plan.panels():
+            yield from map(plan.block_pieces, blocks)
+        for panel, block in product(plan.panels(), blocks):
             yield plan.pieces(block, panel)

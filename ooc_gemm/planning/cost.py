@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from ..support.intervals import ceil_div
@@ -415,17 +415,27 @@ class CostModel:
         of_a, of_b, *others = reads
         came = made = first = 0.0
         free = dict[int, float]()  # when the first panel of each column of blocks was multiplied last
-        for i, j in places(p, x.bm, x.bn, False, together=x.panels.columns):
-            down, across = min(x.bm, p.m - i * x.bm) / p.m, min(x.bn, p.n - j * x.bn) / p.n
-            here = down * across * sum(others)
-            here += 0.0 if ("a", i) in seen else of_a * down
-            if ("b", j) not in seen:
-                here, came = here + of_b * across, max(came, free.get(j - x.panels.columns, 0.0))
-            seen |= {("a", i), ("b", j)}
-            began, came = max(made, came + here / count), came + here
-            took = down * across * compute
-            made, free[j] = max(began + took, came + took / count), began + took / count
-            first = first or made
+        order = places(p, x.bm, x.bn, False, together=x.panels.columns)
+        while blocks := list(islice(order, 1 if made else x.panels.interleaved)):
+            each = list[tuple[float, float]]()  # seconds to bring a panel of each block, and to multiply it
+            for i, j in blocks:
+                down, across = min(x.bm, p.m - i * x.bm) / p.m, min(x.bn, p.n - j * x.bn) / p.n
+                here = down * across * sum(others)
+                here += 0.0 if ("a", i) in seen else of_a * down
+                if ("b", j) not in seen:
+                    here, came = here + of_b * across, max(came, free.get(j - x.panels.columns, 0.0))
+                seen |= {("a", i), ("b", j)}
+                each.append((here / count, down * across * compute / count))
+            bring, take = (sum(seconds) for seconds in zip(*each, strict=True))
+            ends, there, done, left = [made + count * take], came, made, take
+            for (_, j), (here, took) in zip(blocks, each, strict=True):
+                # What follows a panel waits for the first one, or for the last one, longer than for others.
+                there += here
+                ends += [there + (count - 1) * longer + left for longer in (take, bring)]
+                free[j] = done = max(done, there) + took
+                left -= took
+            made, came = max(ends), came + count * bring
+            first = first or made - (take - each[0][1])
         return first, made
 
     def _bringing_seconds(self, entering: float, stages: dict[str, float]) -> float:

@@ -42,6 +42,9 @@ class Panels:
     """Rows of blocks whose panels of op(A) stay on the device at the same time, if they are `resident`."""
     columns: int = 0
     """Columns of blocks whose panels of op(B) stay on the device at the same time; 0: none."""
+    interleaved: int = 1
+    """Number of first blocks that are made at the same time: the first panels along k of all of them are
+    multiplied, then their second ones, and so on."""
     lanes: int = 0
     """Threads each of which reads a pair of panels, and multiplies it alone, into sums of its own; 0: all
     threads work on the same pair. Each of them has a pair of buffers."""

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from ..support import shown
@@ -175,8 +175,35 @@ class Plan:
     def pair(self, step: int) -> tuple[int, int]:
         """Return the numbers of the buffers that hold the panels of op(A) and of op(B) of a step: a pair of
         panels of a block. Steps are numbered in the order in which they are multiplied."""
-        index, number = divmod(step, self.panel_count)
+        index, number = self.at(step)
         return self.k_panels.pair(self._places[index], number, step)
+
+    def at(self, step: int) -> tuple[int, int]:
+        """Return the number of the block of a step, and the number of its panels along k."""
+        if step < self._interleaved * self.panel_count:
+            number, index = divmod(step, self._interleaved)
+            return index, number
+        return divmod(step, self.panel_count)
+
+    @cached_property
+    def _interleaved(self) -> int:
+        """Number of first blocks that are made at the same time. In the rest of a run these are others, and
+        they are made one by one if they would need the same buffers for different panels."""
+        panels = self.k_panels
+        first = self._places[: panels.interleaved]
+        if len(first) < 2:
+            return 1
+        for lines, count in zip(zip(*first, strict=True), (panels.rows, panels.columns), strict=True):
+            if len({line % count for line in lines}) < len(set(lines)):
+                return 1
+        return len(first)
+
+    def together(self) -> Iterator[list[Block]]:
+        """Yield blocks in order, those that are made at the same time in one list."""
+        blocks = self.blocks()
+        if first := list(islice(blocks, self._interleaved)):
+            yield first
+        yield from ([block] for block in blocks)
 
     def blocks(self) -> Iterator[Block]:
         """Yield blocks that cover every unfinished element of C exactly once; for a symmetric C, those on and
@@ -444,6 +471,7 @@ class Plan:
             "rates": self.used_rates.note,
             "resident": self.k_panels.resident,
             "columns_resident": self.k_panels.columns,
+            "interleaved": self._interleaved,
             "lanes": self.k_panels.lanes,
             "team": list(self.team),
             "blocks": self.block_count,

@@ -60,6 +60,8 @@ def _work_rows(found: Numbers, p: Problem, budget: Budget, grows: bool) -> list[
         columns = found["columns_resident"]
         of_b = f", those of B while {columns} columns of blocks are made" if columns else ""
         blocks += f"; those of A stay on the device{of_b}"
+        if found["interleaved"] > 1:
+            blocks += f"; the first {found['interleaved']} blocks are made at the same time"
     if found["lanes"]:
         blocks += f"; each of {found['lanes']} threads multiplies the panels that it reads"
     rows = [("product", f"{p.m}×{p.k} · {p.k}×{p.n}{mirrored}")]

@@ -378,7 +378,10 @@ class _Search:
         blocks = count_blocks(self.problem, x.bm, x.bn, x.panels.narrowing)
         chunks = ceil_div(x.bm, x.c.chunk_rows) * ceil_div(x.bn, x.c.chunk_cols)
         enough = min(MOST_BLOCKS, 1 + ceil_div(x.ring.writers, chunks))
-        counts = max(RESIDENT_BLOCKS, enough), RESIDENT_BLOCKS, x.c_buffers
+        few, least = RESIDENT_BLOCKS, x.c_buffers
+        if x.panels.interleaved > 1:
+            few, least = x.panels.interleaved + 1, x.panels.interleaved
+        counts = max(few, enough), few, least
         for count in dict.fromkeys(min(count, blocks) for count in counts):
             roomy = x._replace(c_buffers=count)
             if self._fits(roomy):
@@ -400,9 +403,10 @@ class _Search:
     def _in_strips(self, x: Candidate, most: float) -> Iterator[Candidate]:
         """Yield the candidate in blocks below and beside each other, while all of op(A) and some columns of
         op(B) stay on the device. The first block is made as soon as one strip of each is there, and each
-        strip that comes is used for several blocks. Panels are no deeper than usual unless chunks have to be
-        decoded whole: the device waits for the first ones, and for each of those that follow. most: as of
-        `_with_room`."""
+        strip that comes is used for several blocks. Or the first blocks are made at the same time: the device
+        has nothing else to multiply yet, and what comes is used for two of them. Panels are no deeper than
+        usual unless chunks have to be decoded whole: the device waits for the first ones, and for each of
+        those that follow. most: as of `_with_room`."""
         p, budget = self.problem, self.budget
         if not self._may_stay(x) or len(budget.weights) > 1 or p.row_bytes or x.c_buffers == 1:
             return
@@ -413,7 +417,10 @@ class _Search:
             rows, across = ceil_div(p.m, bm), ceil_div(p.n, bn)
             panels = replace(x.panels, resident=True, rows=rows, columns=min(COLUMNS, across))
             if reuses(bm, bn, panels.deepest, p.least):
-                yield from self._with_room(x._replace(bm=bm, bn=bn, panels=panels), most)
+                several = 1 if p.reads_c or p.check_itemsize else min(COLUMNS, rows) * panels.columns
+                for count in dict.fromkeys((1, several)):
+                    interleaved = replace(panels, interleaved=count)
+                    yield from self._with_room(x._replace(bm=bm, bn=bn, panels=interleaved), most)
 
 
 def finish(p: Problem, budget: Budget, rates: Rates, x: Candidate) -> Plan:

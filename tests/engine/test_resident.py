@@ -27,7 +27,7 @@ RNG = np.random.default_rng(0)
 GiB = 1 << 30
 
 
-@pytest.fixture(params=[(128, False), (128, True)], ids=["rows", "strips"])
+@pytest.fixture(params=[(128, False), (128, True), (128, True, True)], ids=["rows", "strips", "together"])
 def resident(request, monkeypatch):
     """Every plan has panels as deep as the parameter says, of which some stay."""
     monkeypatch.setattr(prepare, "make_plan", staying_plan(*request.param))

@@ -1,6 +1,7 @@
 """Plans of random problems; what holds for every plan, counted piece by piece."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,17 +18,20 @@ from ooc_gemm.support.errors import BudgetError
 RATES = Rates(1e11, 4e9, 1e9, 5e9, 5e9, shared=True)
 
 
-def staying_plan(depth, strips):
+def staying_plan(depth, strips, together=False):
     """What stands for `make_plan`: blocks of 300 × 200, panels of this depth, and those of op(A) stay, of one
-    row of blocks, or if in `strips` of all with those of two columns of op(B)."""
+    row of blocks, or if in `strips` of all with those of two columns of op(B). together: the first blocks are
+    made at the same time, where that is possible."""
 
     def made(problem, budget, rates):
         assert problem.keeps_a
         panels = Panels(problem.k, depth, problem.k_chunk, resident=True, buffers=MORE_BUFFERS)
         if strips:
             panels = replace(panels, rows=-(-problem.m // 300), columns=2)
+        if together and not (problem.reads_c or problem.check_itemsize):
+            panels = replace(panels, interleaved=min(2, panels.rows) * 2)
         c, ring = outputs(problem)[0], rings(budget)[0]
-        x = Candidate(c, min(300, problem.m), 200, panels, 2, ring)
+        x = Candidate(c, min(300, problem.m), 200, panels, max(2, panels.interleaved), ring)
         return finish(problem, budget, rates, x)
 
     return made
@@ -47,7 +51,9 @@ def check_plan(plan: Plan, some: bool = False) -> None:
             row, col = corner[0] + part.row, corner[1] + part.col
             assert (row, col) == (part.chunk[0] * p.c.chunk_rows, part.chunk[1] * p.c.chunk_cols)
             seen[row : row + part.rows, col : col + part.cols] += 1
-        for panel in plan.panels():
+    for blocks in plan.together():
+        assert len({plan.c_buffer(block) for block in blocks}) == len(blocks)
+        for panel, block in product(plan.panels(), blocks):
             k = panel[1] - panel[0]
             shape = {"a": (k, block.rows) if p.a.transposed else (block.rows, k)}
             if not block.diagonal:

@@ -1,6 +1,7 @@
 """Predicted seconds."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -11,7 +12,7 @@ from ooc_gemm.planning.machine import Budget, Rates
 from ooc_gemm.planning.panels import Panels
 from ooc_gemm.planning.problem import Matrix, Problem
 from ooc_gemm.planning.schedule import count_blocks
-from ooc_gemm.planning.search import make_plan
+from ooc_gemm.planning.search import finish, make_plan
 
 MiB = 1 << 20
 
@@ -182,6 +183,34 @@ def test_parts_of_a_chunk_are_decoded_at_the_same_time(codec, parts):
     few = decoders(p, Budget(4 << 30, 0, 1 << 29, decodes=32))
     assert 0 < few.chunks < found.chunks
     assert 0 < few.nbytes - 512 <= (1 << 29) // DECODED
+
+
+@pytest.mark.parametrize("interleaved", [1, 4])
+@pytest.mark.parametrize("read", [2e10, 5e10, 2e11])
+def test_blocks_of_strips_wait_for_what_they_need(interleaved, read):
+    """The model says in two sums per block what this counts panel by panel."""
+    side, depth, count = 8192, 1024, 8
+    matrix = Matrix(side, side, 4, 1024, 1024)
+    problem = Problem(side, side, side, matrix, matrix, matrix, 4, 4, free_chunks=False)
+    rates = Rates(1e14, read, 1e30, 1e30, 1e30, shared=False, touch=1e30, thin=0.0, edge=0.0)
+    rates = replace(rates, read_seconds=0.0, piece_seconds=0.0, turn_seconds=0.0, ready_again=0.0)
+    panels = Panels(side, depth, 1024, resident=True, rows=4, columns=2, interleaved=interleaved)
+    x = Candidate(matrix, 2048, 2048, panels, max(2, interleaved), Ring(4, 2, 6, 1 << 20))
+    budget = Budget(host=1 << 30, host_baseline=0, device=1 << 30)
+    plan = finish(problem, budget, rates, x)
+    came = done = 0.0
+    first_of_column = dict[int, float]()
+    for blocks in plan.together():
+        for number, block in product(range(count), blocks):
+            column = block.col // 2048
+            brings = plan.brings(block.index)
+            if number == 0 and brings[1]:
+                came = max(came, first_of_column.get(column - 2, 0.0))
+            came += sum(brings) * 2048 * depth * 4 / read
+            done = max(came, done) + 2 * 2048 * 2048 * depth / 1e14
+            if number == 0:
+                first_of_column[column] = done
+    assert plan.predicted_seconds == pytest.approx(done, rel=1e-6)
 
 
 def test_panels_that_are_not_prepared_once_where_they_lie_cost_time_for_each_block():

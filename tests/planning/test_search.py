@@ -266,15 +266,31 @@ def test_a_third_pair_of_panels_is_filled_while_threads_send_pieces_on():
     assert plan.device_bytes <= budget.device
 
 
-@pytest.mark.parametrize("columns", [1, 2, 3])
-@pytest.mark.parametrize("done", [(), (0,), (0, 3, 4, 5, 9), (1, 2, 6, 11)])
-def test_strips_are_where_blocks_need_them(columns, done):
+def test_the_first_blocks_are_made_at_the_same_time_where_they_would_wait_for_what_they_need():
+    problem, budget, rates = one_gpu()
+    budget = replace(budget, device=8 * GiB + GiB // 4)
+    plan = make_plan(problem, budget, rates)
+    assert [len(blocks) for blocks in plan.together()][:2] == [4, 1]
+    assert plan.c_buffers >= 4
+    assert plan.device_bytes <= budget.device
+    assert "the first 4 blocks are made at the same time" in " ".join(str(plan).split())
+    assert plan.to_dict()["interleaved"] == 4
+    others = replace(problem, reads_c=True), replace(problem, check_itemsize=8)
+    for other in others:  # the old C would come in another order, and one block at a time is checked
+        panels = make_plan(other, budget, rates).k_panels
+        assert panels.columns
+        assert panels.interleaved == 1
+
+
+@pytest.mark.parametrize(("columns", "interleaved"), [(1, 1), (2, 1), (3, 1), (2, 4), (3, 6), (1, 2)])
+@pytest.mark.parametrize("done", [(), (0,), (0, 3, 4, 5, 9), (1, 2, 6, 11), range(1, 15), range(15)])
+def test_strips_are_where_blocks_need_them(columns, interleaved, done):
     """Also of a run that goes on, in which some blocks are made already."""
     a = Matrix(70, 50, 4, 10, 10)
     problem = Problem(70, 50, 50, a, replace(a, rows=50), replace(a), 4, 4, keeps_a=True)
     budget, rates = Budget(GiB, 0, GiB), Rates(1e11, 1e8, 1e8, 5e9, 5e9, shared=False)
-    panels = Panels(50, 20, 10, resident=True, rows=3, columns=columns)
-    x = Candidate(outputs(problem)[0], 30, 10, panels, 2, rings(budget)[0])
+    panels = Panels(50, 20, 10, resident=True, rows=3, columns=columns, interleaved=interleaved)
+    x = Candidate(outputs(problem)[0], 30, 10, panels, max(2, interleaved), rings(budget)[0])
     problem = replace(problem, c=replace(a, cols=50))
     plan = finish(problem, budget, rates, x._replace(c=problem.c))
     check_plan(plan)
