@@ -429,7 +429,7 @@ class CostModel:
             bring, take = (sum(seconds) for seconds in zip(*each, strict=True))
             ends, there, done, left = [made + count * take], came, made, take
             for (_, j), (here, took) in zip(blocks, each, strict=True):
-                # What follows a panel waits for the first one, or for the last one, longer than for others.
+                # Each panel along k takes as long, so the device waits longest for the first or the last one.
                 there += here
                 ends += [there + (count - 1) * longer + left for longer in (take, bring)]
                 free[j] = done = max(done, there) + took
