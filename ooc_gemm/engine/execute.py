@@ -178,8 +178,8 @@ def execute(
     read, or when they are there if several follow, and between multiplications: it starts to begin C if
     nothing has, and returns whether `target` need not wait.
     `progress` is called on this thread with the share of all operations that has been handed to the device.
-    When it returns `ENOUGH`, the block under way is the last: it is finished and written, and StoppedError is
-    raised unless all others are, too.
+    When it returns `ENOUGH`, the block under way is the last, with those that are made at the same time: they
+    are finished and written, and StoppedError is raised unless all others are, too.
     `verify`: check each block before it is written; blocks that fail are not written but returned.
     `when_read` is called on another thread when all operands have been read, while the last blocks are made
     and written.

@@ -22,6 +22,7 @@ from ooc_gemm.planning import search as planner
 from ooc_gemm.planning.candidates import Candidate, outputs, rings
 from ooc_gemm.planning.panels import MORE_BUFFERS, Panels
 from ooc_gemm.run import prepare
+from ooc_gemm.support.errors import ENOUGH, StoppedError
 
 RNG = np.random.default_rng(0)
 GiB = 1 << 30
@@ -182,6 +183,24 @@ def test_a_run_that_goes_on(tmp_path, resident):
     assert np.array_equal(zarr.open_array(tmp_path / "c")[...], x @ x)
     for what in ("bytes_read", "bytes_written"):
         assert getattr(result, what) == getattr(result.plan, what), what
+
+
+def test_a_run_that_is_stopped_ends_with_the_blocks_that_are_made_at_the_same_time(tmp_path, resident):
+    x = RNG.integers(-4, 5, (600, 600)).astype("f4")
+    make(tmp_path / "x", x, chunks=(90, 70))
+    paths, plans = [str(tmp_path / name) for name in "xxc"], []
+
+    def progress(fraction, plan, trace):
+        plans.append(plan)
+        return ENOUGH
+
+    with pytest.raises(StoppedError) as stopped:
+        ooc_gemm.multiply(*paths, device="cpu", chunks=(100, 100), progress=progress)
+    first = next(plans[0].together())
+    assert f"after {len(first)} of 6 blocks" in str(stopped.value)
+    result = ooc_gemm.multiply(*paths, device="cpu", chunks=(100, 100), resume=True)
+    assert result.blocks_resumed == len(first)
+    assert np.array_equal(zarr.open_array(tmp_path / "c")[...], x @ x)
 
 
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
