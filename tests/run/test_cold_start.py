@@ -1,6 +1,9 @@
 """What a process takes to make a GPU ready is part of the prediction of its first product there."""
 
 import math
+import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import cupy_on_cpu
@@ -78,3 +81,12 @@ def test_one_run_changes_little_and_a_long_one_nothing(product, monkeypatch, war
 def test_a_product_on_the_cpu_has_no_such_start(tmp_path):
     make(tmp_path / "a", np.eye(8, dtype="f4"), chunks=(4, 4))
     assert ooc_gemm.multiply(*[str(tmp_path / "a")] * 2, device="cpu").plan.starting_seconds == 0
+
+
+@pytest.mark.parametrize("device", ["cpu.device", "cuda.device", "several"])
+def test_a_device_imports_what_makes_passes_only_for_a_pass(device):
+    """Importing is a large part of what the first product of a process takes."""
+    code = f"import sys, ooc_gemm.devices.{device}; print(*sys.modules)"
+    imported = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert f"ooc_gemm.devices.{device}" in imported
+    assert not [name for name in imported if re.search(r"passes|stream_plan|scoring", name)]

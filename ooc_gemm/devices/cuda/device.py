@@ -2,7 +2,7 @@
 
 import contextlib
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from ...engine.ports import (
 )
 from ...engine.reduction import Pairs
 from ...planning.machine import Rates
-from ...planning.passes import PassPlan
 from ...planning.plan import Plan
 from ...support.errors import DeviceError, InputError, OutOfMemoryError
 from ...support.trace import Trace
@@ -26,11 +25,14 @@ from . import choice
 from .decoding import UndecodedError
 from .gpu import GPU
 from .gpus import CLOCK_RATE, CUBLAS_FULL, CUDA_FULL, attribute, memory_bandwidth, properties
-from .passes import CUDAPasses
 from .pinned import HostMemory
 from .rates import BANDWIDTH, CONTEXT_BYTES, MODULE_BYTES, limits, rates
-from .scoring import Scorer
 from .session import CUDASession, LostPanelError
+
+if TYPE_CHECKING:
+    from ...planning.passes import PassPlan
+    from .passes import CUDAPasses
+    from .scoring import Scorer
 
 
 class CUDA(GPU):
@@ -89,12 +91,16 @@ class CUDA(GPU):
         found = self.limits(products, device_memory_limit)
         return replace(found, device_baseline=found.device_baseline + MODULE_BYTES)
 
-    def open_passes(self, plan: PassPlan, stored: np.dtype[Any], panel: np.dtype[Any]) -> CUDAPasses:
+    def open_passes(self, plan: "PassPlan", stored: np.dtype[Any], panel: np.dtype[Any]) -> "CUDAPasses":
         """Allocates panels and sums, makes streams, and loads kernels."""
+        from .passes import CUDAPasses
+
         return CUDAPasses(self, plan, stored, panel)
 
-    def scorer(self, pairs: Pairs) -> Scorer:
+    def scorer(self, pairs: Pairs) -> "Scorer":
         """Allocates its memory, which the plan counts (`Problem.kept_bytes`)."""
+        from .scoring import Scorer
+
         return Scorer(self, pairs)
 
     def host_memory(self) -> "HostMemory":
