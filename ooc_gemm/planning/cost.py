@@ -411,31 +411,41 @@ class CostModel:
         """Return the seconds after which the first block is made and the last one, where panels of op(A) and
         op(B) stay on the device. compute: seconds of all multiplications. reads: seconds in which op(A),
         op(B) and perhaps the old C are brought."""
-        p, count, seen = self._problem, max(1, len(x.panels)), set[tuple[str, int]]()
+        p, count, columns = self._problem, max(1, len(x.panels)), x.panels.columns
         of_a, of_b, *others = reads
+        rows_there, columns_there = set[int](), set[int]()
         came = made = first = 0.0
         free = dict[int, float]()  # when the first panel of each column of blocks was multiplied last
-        order = places(p, x.bm, x.bn, False, together=x.panels.columns)
-        while blocks := list(islice(order, 1 if made else x.panels.interleaved)):
-            each = list[tuple[float, float]]()  # seconds to bring a panel of each block, and to multiply it
-            for i, j in blocks:
-                down, across = min(x.bm, p.m - i * x.bm) / p.m, min(x.bn, p.n - j * x.bn) / p.n
-                here = down * across * sum(others)
-                here += 0.0 if ("a", i) in seen else of_a * down
-                if ("b", j) not in seen:
-                    here, came = here + of_b * across, max(came, free.get(j - x.panels.columns, 0.0))
-                seen |= {("a", i), ("b", j)}
-                each.append((here / count, down * across * compute / count))
+
+        def needs(i: int, j: int) -> tuple[float, float]:
+            """Return the seconds that bring what a block needs, and those that multiply it."""
+            down, across = min(x.bm, p.m - i * x.bm) / p.m, min(x.bn, p.n - j * x.bn) / p.n
+            here = down * across * sum(others)
+            here += (0.0 if i in rows_there else of_a * down) + (0.0 if j in columns_there else of_b * across)
+            rows_there.add(i)
+            columns_there.add(j)
+            return here, down * across * compute
+
+        order = places(p, x.bm, x.bn, False, together=columns)
+        if x.panels.interleaved > 1:
+            blocks = list(islice(order, x.panels.interleaved))
+            each = [needs(*place) for place in blocks]
             bring, take = (sum(seconds) for seconds in zip(*each, strict=True))
-            ends, there, done, left = [made + count * take], came, made, take
+            left, done = take / count, 0.0
             for (_, j), (here, took) in zip(blocks, each, strict=True):
                 # Each panel along k takes as long, so the device waits longest for the first or the last one.
-                there += here
-                ends += [there + (count - 1) * longer + left for longer in (take, bring)]
-                free[j] = done = max(done, there) + took
-                left -= took
-            made, came = max(ends), came + count * bring
-            first = first or made - (take - each[0][1])
+                came += here / count
+                made = max(made, came + max(take, bring) * (count - 1) / count + left)
+                free[j] = done = max(done, came) + took / count
+                left -= took / count
+            first, came = made - (take - each[0][1]) / count, bring
+        for i, j in order:
+            if j not in columns_there:
+                came = max(came, free.get(j - columns, 0.0))
+            here, took = needs(i, j)
+            began, came = max(made, came + here / count), came + here
+            made, free[j] = max(began + took, came + took / count), began + took / count
+            first = first or made
         return first, made
 
     def _bringing_seconds(self, entering: float, stages: dict[str, float]) -> float:

@@ -418,9 +418,11 @@ class _Search:
             panels = replace(x.panels, resident=True, rows=rows, columns=min(COLUMNS, across))
             if reuses(bm, bn, panels.deepest, p.least):
                 several = 1 if p.reads_c or p.check_itemsize else min(COLUMNS, rows) * panels.columns
-                for count in dict.fromkeys((1, several)):
-                    interleaved = replace(panels, interleaved=count)
-                    yield from self._with_room(x._replace(bm=bm, bn=bn, panels=interleaved), most)
+                for one in self._with_room(x._replace(bm=bm, bn=bn, panels=panels), most):
+                    yield one
+                    if several > 1:
+                        interleaved = replace(panels, interleaved=several)
+                        yield from self._with_room(one._replace(panels=interleaved), most)
 
 
 def finish(p: Problem, budget: Budget, rates: Rates, x: Candidate) -> Plan:
