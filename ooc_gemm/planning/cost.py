@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 from ..support.intervals import ceil_div
@@ -22,10 +22,10 @@ from .schedule import (
     column_edges,
     count_blocks,
     last_place,
-    places,
 )
 from .teams import ALONE, rounds
 from .traffic import downloaded_bytes, shared_columns, uploaded_again
+from .waiting import first_made, strips_made
 
 REDUCED = 0.5
 """What finding the best elements of a block takes, in multiples of what a panel costs besides its operations:
@@ -382,12 +382,13 @@ class CostModel:
         until_last = first * max(bringing, stages["compute"]) + hidden
         if x.panels.columns:
             slower = (entering + opening) / max(1e-9, stages["read"])
-            made = self._made(x, stages["compute"], [slower * each.seconds for each in reads])
+            made = strips_made(p, x, stages["compute"], [slower * each.seconds for each in reads])
             until_tail, until_last = max(brought, made[1] - each_multiply), made[0] + hidden
         elif x.panels.resident:  # the first block waits for all of op(A), and for its share of the others
             slower = entering / max(1e-9, stages["read"])
             of_a, *others = (each.seconds * slower for each in reads)
-            wide = self._made_first(x, of_a + first * sum(others), first * stages["compute"])
+            bringing_first = of_a + first * sum(others)
+            wide = first_made(x, bringing_first, first * stages["compute"], rates.thin)
             until_tail = max(brought, wide + (1 - first) * stages["compute"] - each_multiply)
         else:
             filled = each_read + stages["upload"] / panels
@@ -396,57 +397,6 @@ class CostModel:
         if last < before:  # the block before the last one, a smaller one, may take longer to leave
             ends.append(until_tail + each_multiply - last * stages["compute"] + (before + last) * leaving)
         return max(ends)
-
-    def _made_first(self, x: Candidate, bringing: float, multiplying: float) -> float:
-        """Return the seconds after which the first block is made, whose panels are all brought, in so many
-        seconds, and multiplied, in so many."""
-        k, thin, passes = max(1, self._problem.k), self.rates.thin, len(x.panels)
-        came = done = 0.0
-        for start, stop in x.panels:
-            came += (stop - start) / k * bringing
-            done = max(came, done) + (stop - start + thin) / (k + thin * passes) * multiplying
-        return done
-
-    def _made(self, x: Candidate, compute: float, reads: list[float]) -> tuple[float, float]:
-        """Return the seconds after which the first block is made and the last one, where panels of op(A) and
-        op(B) stay on the device. compute: seconds of all multiplications. reads: seconds in which op(A),
-        op(B) and perhaps the old C are brought."""
-        p, count, columns = self._problem, max(1, len(x.panels)), x.panels.columns
-        of_a, of_b, *others = reads
-        rows_there, columns_there = set[int](), set[int]()
-        came = made = first = 0.0
-        free = dict[int, float]()  # when the first panel of each column of blocks was multiplied last
-
-        def needs(i: int, j: int) -> tuple[float, float]:
-            """Return the seconds that bring what a block needs, and those that multiply it."""
-            down, across = min(x.bm, p.m - i * x.bm) / p.m, min(x.bn, p.n - j * x.bn) / p.n
-            here = down * across * sum(others)
-            here += (0.0 if i in rows_there else of_a * down) + (0.0 if j in columns_there else of_b * across)
-            rows_there.add(i)
-            columns_there.add(j)
-            return here, down * across * compute
-
-        order = places(p, x.bm, x.bn, False, together=columns)
-        if x.panels.interleaved > 1:
-            blocks = list(islice(order, x.panels.interleaved))
-            each = [needs(*place) for place in blocks]
-            bring, take = (sum(seconds) for seconds in zip(*each, strict=True))
-            left, done = take / count, 0.0
-            for (_, j), (here, took) in zip(blocks, each, strict=True):
-                # Each panel along k takes as long, so the device waits longest for the first or the last one.
-                came += here / count
-                made = max(made, came + max(take, bring) * (count - 1) / count + left)
-                free[j] = done = max(done, came) + took / count
-                left -= took / count
-            first, came = made - (take - each[0][1]) / count, bring
-        for i, j in order:
-            if j not in columns_there:
-                came = max(came, free.get(j - columns, 0.0))
-            here, took = needs(i, j)
-            began, came = max(made, came + here / count), came + here
-            made, free[j] = max(began + took, came + took / count), began + took / count
-            first = first or made
-        return first, made
 
     def _bringing_seconds(self, entering: float, stages: dict[str, float]) -> float:
         """Seconds in which pieces come from the store and from other workers: from both at the same time, but
