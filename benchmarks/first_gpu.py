@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 import numpy as np
 import zarr
-from heads import head, with_cache
+from heads import environment, head
 
 RESULTS = Path(__file__).resolve().parent / "results"
 WHOLE, MORE = 1.25, 0.8
@@ -48,7 +48,7 @@ def make(path: Path, n: int) -> None:
 def seconds(command: list[str], cache: Path | None = None) -> float:
     """Run a command to its end, and return the seconds that it took."""
     start = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True, env=with_cache(cache))
+    subprocess.run(command, check=True, capture_output=True, env=environment(cache))
     return time.perf_counter() - start
 
 

@@ -1,8 +1,13 @@
 """What results of benchmarks on a GPU begin with, and the environment of processes that they start."""
 
+import atexit
+import functools
 import os
 import platform
+import shutil
 import subprocess
+import sys
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,6 +15,8 @@ from typing import Any
 import cupy
 import numpy as np
 import zarr
+
+import ooc_gemm
 
 
 def head(suite: str, commit: str | None) -> dict[str, Any]:
@@ -24,6 +31,20 @@ def head(suite: str, commit: str | None) -> dict[str, Any]:
     }
 
 
-def with_cache(cache: Path | None) -> dict[str, str]:
-    """Return the environment of a process. cache: a folder for what is remembered, instead of the usual."""
-    return os.environ | ({"OOC_GEMM_CACHE": str(cache)} if cache else {})
+def environment(cache: Path | None) -> dict[str, str]:
+    """Return the environment of a process that finds its modules compiled, as an installation leaves them.
+    cache: a folder for what is remembered, instead of the usual."""
+    found = os.environ | {"PYTHONPYCACHEPREFIX": _compiled()}
+    found.pop("PYTHONDONTWRITEBYTECODE", None)  # the first process compiles what is missing
+    return found | ({"OOC_GEMM_CACHE": str(cache)} if cache else {})
+
+
+@functools.cache
+def _compiled() -> str:
+    """Compile the largest packages, and return the folder, which is removed when this process ends."""
+    folder = tempfile.mkdtemp(prefix="ooc-gemm-compiled-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    packages = [str(Path(each.__file__).parent) for each in (cupy, np, ooc_gemm, zarr)]
+    command = [sys.executable, "-m", "compileall", "-q", "-j", "0", "-x", "/tests/", *packages]
+    subprocess.run(command, env=os.environ | {"PYTHONPYCACHEPREFIX": folder}, check=True)
+    return folder

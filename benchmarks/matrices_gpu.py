@@ -30,7 +30,7 @@ import click
 import cupy
 import numpy as np
 import zarr
-from heads import head, with_cache
+from heads import environment, head
 
 import ooc_gemm
 from ooc_gemm.run.rates import FILE
@@ -186,7 +186,7 @@ def fresh(command: list[str], c: Path, folder: Path | None = None) -> Run:
     folder: for what is remembered, instead of the usual."""
     shutil.rmtree(c, ignore_errors=True)
     start = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, env=with_cache(folder))
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(folder))
     wall = time.perf_counter() - start
     if done.returncode:
         return {"problem": done.stderr[-500:], "wall_seconds": wall}
