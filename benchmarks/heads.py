@@ -44,7 +44,7 @@ def _compiled() -> str:
     """Compile the largest packages, and return the folder, which is removed when this process ends."""
     folder = tempfile.mkdtemp(prefix="ooc-gemm-compiled-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    packages = [str(Path(each.__file__).parent) for each in (cupy, np, ooc_gemm, zarr)]
+    packages = [each.__path__[0] for each in (cupy, np, ooc_gemm, zarr)]
     command = [sys.executable, "-m", "compileall", "-q", "-j", "0", "-x", "/tests/", *packages]
     subprocess.run(command, env=os.environ | {"PYTHONPYCACHEPREFIX": folder}, check=True)
     return folder

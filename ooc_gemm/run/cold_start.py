@@ -11,8 +11,9 @@ from .rates import FILE
 from .rates_learned import BETTER, change, mean
 
 FIELD = "cold_seconds"
-USUAL_SECONDS = 0.25
-"""Seconds where none are remembered of a device (an H200, 14 products of the command line: .15 to .33)."""
+USUAL_SECONDS = 0.13
+"""Seconds where none are remembered of a device (an H200, 14 products of the command line whose modules were
+compiled: .06 to .15)."""
 MOST_CHANGED = 2.0
 """Most times by which one run shows other seconds. It may have waited for a kernel that was compiled."""
 SHORT = 4.0
