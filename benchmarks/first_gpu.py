@@ -6,7 +6,8 @@
   one product with cupy.
 - The first product by a kernel of ours where no compiled kernel is remembered, beside one where all are.
 
-Processes of both kinds take turns, and find their modules compiled. The median counts. Exit status 1: a bar was missed.
+Processes of both kinds take turns, and find their modules compiled. The median counts. Exit status 1: a bar
+was missed.
 """
 
 import json

@@ -199,7 +199,7 @@ def events(device: int, timed: bool) -> Events:
     return Events(timed)
 
 
-_PLACE = struct.Struct("=11Q")
+_PLACE = struct.Struct("=11QqQ")
 """The beginning of `Device` of transfers.c."""
 
 
@@ -217,11 +217,14 @@ def _sending() -> tuple[int, ...]:
     return tuple(ctypes.cast(function, _ADDRESS).value or 0 for function in functions)
 
 
-def place(device: int, stream: int, event: "Event", at: int, pitch: int) -> bytes:
+def place(
+    device: int, stream: int, event: "Event", at: int, pitch: int, integers: int = 0, largest: int = 0
+) -> bytes:
     """Return how threads without the interpreter copy rows from or to a device in a stream (transfers.c).
     `event`: what they record after rows that go there. `at`: the address of the first row. `pitch`: the bytes
-    from row to row."""
-    return _PLACE.pack(*_sending(), _context(device), stream, event.ptr, at, pitch)
+    from row to row. `integers`: the bytes of an integer, negative where it has a sign, if threads are to look
+    for the largest magnitude of those that go there. They leave it in the 64 bits at `largest`."""
+    return _PLACE.pack(*_sending(), _context(device), stream, event.ptr, at, pitch, integers, largest)
 
 
 _NOT_READY = 600

@@ -1,6 +1,9 @@
 """Refuses sums of integers that int64 might not hold."""
 
 from threading import Lock
+from typing import Any
+
+import numpy as np
 
 from ..planning.schedule import Block, Piece
 from ..support.errors import PAST_INT64, RangeError
@@ -29,7 +32,7 @@ class Overflow:
 
     @property
     def looks(self) -> bool:
-        """Whether it must see all pieces."""
+        """Whether it must know the largest element of each piece."""
         return self._wanted
 
     def upload(self, piece: Piece, buffer: int, source: Array) -> None:
@@ -37,8 +40,12 @@ class Overflow:
         if not self._wanted or source.size == 0:
             return
         least, most = int(source.min()), int(source.max())
-        self.note(piece.operand, buffer, max(-least, most))
-        if most > INT64_MAX:
+        self.found(piece, buffer, max(-least, most), source.dtype)
+
+    def found(self, piece: Piece, buffer: int, largest: int, dtype: np.dtype[Any]) -> None:
+        """Note the largest magnitude of a piece of this type. Raises RangeError if int64 cannot hold it."""
+        self.note(piece.operand, buffer, largest)
+        if dtype.kind == "u" and largest > INT64_MAX:
             raise RangeError(
                 f"operand {piece.operand} holds integers past int64; give out_dtype='float64', which rounds "
                 "them"

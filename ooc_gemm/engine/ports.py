@@ -82,8 +82,8 @@ class Arithmetic:
 
     @property
     def keeps_a(self) -> bool:
-        """Whether a panel of op(A) can be multiplied again: bounds of those of int64 are taken once."""
-        return self.panel != np.int64 and not (self.panel.kind == "c" and self.in_place)
+        """Whether a panel of op(A) can be multiplied again."""
+        return not (self.panel.kind == "c" and self.in_place)
 
     @property
     def panels(self) -> tuple[np.dtype[Any], np.dtype[Any]]:

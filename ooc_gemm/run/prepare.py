@@ -351,7 +351,7 @@ def _problem(
         ),
         row_bytes=request.reduced.row_bytes if request.reduced else 0,
         whole=request.standardizer is not None,
-        keeps_a=arithmetic.keeps_a and not chosen.may_wrap,
+        keeps_a=arithmetic.keeps_a,
         least=arithmetic.least,
     )
 

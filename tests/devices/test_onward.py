@@ -1,6 +1,8 @@
 """Pieces that go from files in memory to a device without the interpreter."""
 
+import ctypes
 import itertools
+import shutil
 import threading
 
 import cupy_on_cpu
@@ -13,12 +15,14 @@ from sessions import device_with
 
 import ooc_gemm
 from ooc_gemm.cuda_kernels import driver
+from ooc_gemm.cuda_kernels.driver import Event
 from ooc_gemm.devices import several
 from ooc_gemm.devices.cuda import pinned as pinning
 from ooc_gemm.devices.cuda.device import CUDA
 from ooc_gemm.devices.cuda.session import CUDASession
 from ooc_gemm.devices.cuda.timing import Timing
 from ooc_gemm.devices.cuda.uploads import Uploads
+from ooc_gemm.engine.overflow import INT64_MAX
 from ooc_gemm.planning import candidates, ledger, schedule, search
 from ooc_gemm.planning.candidates import Candidate, outputs, rings
 from ooc_gemm.planning.ledger import staged_area
@@ -26,7 +30,8 @@ from ooc_gemm.planning.panels import Panels
 from ooc_gemm.run import budget, prepare
 from ooc_gemm.run.request import Operand, Request
 from ooc_gemm.storage.io import background, files
-from ooc_gemm.storage.io.background import Transfer
+from ooc_gemm.storage.io.background import Job, Transfer
+from ooc_gemm.support.onward import Onward
 from ooc_gemm.support.trace import Trace
 
 RNG = np.random.default_rng(5)
@@ -100,13 +105,110 @@ def test_what_fails_is_read_and_uploaded_again(memory, monkeypatch, what):
     assert found.bytes_uploaded == found.plan.bytes_uploaded
 
 
-def test_pieces_that_upload_must_see(memory):
-    """Integers that may overflow."""
-    a = RNG.integers(-9, 9, (300, 300))
-    make(memory / "a", a, compressors=None, chunks=(50, 50))
-    found = ooc_gemm.multiply(str(memory / "a"), str(memory / "a"), device="cuda")
-    assert np.array_equal(found.array, a @ a)
-    assert not cupy_on_cpu.sent
+K = 64
+TARGET = 50
+"""About the largest magnitude in B where A has one of the largest of its type."""
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_integers_whose_sums_may_exceed_int64(memory, layout, dtype, sign):
+    """Threads look for the largest magnitudes of what they send. A product is refused where those of its
+    panels allow a sum that int64 does not hold, and by one less it is made."""
+    info = np.iinfo(dtype)
+    if sign < 0 and info.min == 0:
+        pytest.skip("the type has no sign")
+    most = min(-int(info.min) if sign < 0 else int(info.max), 1 << 40)
+    alpha = max(1, INT64_MAX // (most * K * TARGET))
+    fits = INT64_MAX // (alpha * most * K)
+    a, b = (RNG.integers(0 if sign > 0 else -2, 3, shape).astype(dtype) for shape in ((500, K), (K, 400)))
+    a[RNG.integers(500), RNG.integers(K)] = sign * most
+    there = RNG.integers(K), RNG.integers(400)
+
+    def product(largest):
+        b[there] = sign * largest
+        for name, x in (("a", a), ("b", b)):
+            shutil.rmtree(memory / name, ignore_errors=True)
+            make(memory / name, x, compressors=None, **LAYOUTS[layout])
+        del cupy_on_cpu.sent[:]
+        names = (str(memory / name) for name in "ab")
+        return ooc_gemm.multiply(*names, device="cuda", alpha=alpha, out_dtype="int64")
+
+    with pytest.raises(ooc_gemm.RangeError, match="may exceed int64"):
+        product(fits + 1)
+    assert cupy_on_cpu.sent
+    found = product(fits)
+    assert cupy_on_cpu.sent
+    assert found.plan.panel_count == 1
+    assert np.array_equal(found.array, alpha * (a.astype("i8") @ b.astype("i8")))
+
+
+@pytest.mark.parametrize("operand", "ab")
+def test_integers_past_int64(memory, operand):
+    x = RNG.integers(0, 9, (300, 300)).astype("u8")
+    make(memory / "small", x, compressors=None, chunks=(50, 50))
+    x[123, 234] = 1 << 63
+    make(memory / "large", x, compressors=None, chunks=(50, 50))
+    names = [str(memory / name) for name in (("large", "small") if operand == "a" else ("small", "large"))]
+    with pytest.raises(ooc_gemm.RangeError, match=f"operand {operand} holds integers past int64"):
+        ooc_gemm.multiply(*names, device="cuda")
+    assert cupy_on_cpu.sent
+
+
+@pytest.mark.parametrize("step", [0, 1100])
+@pytest.mark.parametrize("columns", [(0, 90), (0, 30), (17, 40), (60, 30)])
+@pytest.mark.parametrize("dtype", ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
+def test_threads_look_at_nothing_but_what_goes_on(memory, dtype, columns, step):
+    """Larger elements beside a part of each row are those of other panels."""
+    (first, count), info = columns, np.iinfo(dtype)
+    x = np.full((70, 90), info.min or info.max, dtype)
+    part = x[:, first : first + count]
+    part[...] = RNG.integers(0, 99, part.shape)
+    part[RNG.integers(70), RNG.integers(count)] = wanted = -120 if info.min else 120
+    x.tofile(memory / "x")
+    size, there, found = x.itemsize, np.zeros_like(part), ctypes.c_uint64(5)
+    packed = driver.place(
+        0, 0, Event(1000, []), there.ctypes.data, count * size, -size if info.min else size,
+        ctypes.addressof(found),
+    )  # fmt: skip
+    onward = Onward(packed, lambda: True, step=step)
+    job, into = Job(str(memory / "x"), 0, x.nbytes), np.empty(x.nbytes, "u1")
+    assert files.start_read([job], into, onward, (90 * size, first * size, count * size))()
+    assert onward.taken
+    assert found.value == abs(wanted)
+    cupy_on_cpu.arrive(0)
+    assert np.array_equal(there, part)
+
+
+@pytest.mark.parametrize("strips", [False, True])
+def test_panels_that_stay_are_looked_at_once(memory, monkeypatch, strips):
+    """Each block is bounded by what was found when they came."""
+    panels = {"rows": 2, "columns": 2} if strips else {}
+
+    def make_plan(problem, budget, rates):
+        made = Panels(problem.k, 100, problem.k_chunk, resident=True, buffers=4, **panels)
+        x = Candidate(outputs(problem)[0], 150 if strips else 300, 100, made, 2, rings(budget)[0])
+        return search.finish(problem, budget, rates, x)
+
+    monkeypatch.setattr(prepare, "make_plan", make_plan)
+    a, b = (RNG.integers(-9, 9, shape) for shape in ((300, 400), (400, 300)))
+    a[0, 399] = a[299, 399] = 1 << 30
+    for largest in (8, 1 << 30):
+        b[399, 299] = largest  # what comes last, but for some of op(A) if there are strips
+        for name, x in (("a", a), ("b", b)):
+            make(memory / name, x, compressors=None, chunks=(50, 50))
+        names, options = [str(memory / name) for name in "abc"], {"chunks": (50, 50), "force": True}
+        if largest == 8:
+            found = ooc_gemm.multiply(*names, device="cuda", **options)
+            assert np.array_equal(found.array[:], a @ b)
+            assert found.plan.block_count > 2
+            assert found.plan.k_panels.stay == (True, strips)
+        else:
+            with pytest.raises(ooc_gemm.RangeError, match="may exceed int64"):
+                ooc_gemm.multiply(*names, device="cuda", **options)
+        for name in "ab":
+            shutil.rmtree(memory / name)
 
 
 @pytest.mark.parametrize("areas", ["as many as pieces", "one", "none"])

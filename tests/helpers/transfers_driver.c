@@ -1,6 +1,6 @@
 // Starts transfers from several threads at the same time, for sanitizers: test_native.py compiles this with
 // transfers.c, which it includes. Then lists the files with listing.c, and renames each. The argument is a folder.
-// Prints how many copies, events, errors and renamed files there were.
+// Prints how many copies, events and errors there were, the largest integer, and how many files have another name.
 
 #include "transfers.c"
 #include "listing.c"
@@ -10,6 +10,7 @@
 #define ROW 64
 
 static atomic_long copies, events, errors, queries;
+static _Atomic uint64_t largest;
 static char target[USERS << 19];
 static const char* folder;
 
@@ -48,6 +49,8 @@ static Device device_at(char* there, int64_t pitch, int64_t width, int64_t take)
                     .pin = pin,
                     .there = (uint64_t)there,
                     .pitch = pitch,
+                    .integers = INT16,
+                    .largest = &largest,
                     .width = width,
                     .take = take,
                     .step = 8192};
@@ -56,6 +59,7 @@ static Device device_at(char* there, int64_t pitch, int64_t width, int64_t take)
 static void* user(void* number) {
     long id = (long)number;
     char path[256], *memory = calloc(1, 1 << 21);
+    ((int16_t*)memory)[2048 + id] = (int16_t)(-1000 - id);
     int length = snprintf(path, sizeof path, "%s/%ld", folder, id) + 1;
     int file = open(path, O_CREAT | O_WRONLY, 0600);
     if (write(file, memory, 1 << 21) != 1 << 21) errors++;
@@ -132,5 +136,5 @@ int main(int count, char** arguments) {
     transfers_limit(5);
     for (long i = 0; i < USERS; i++) pthread_create(&users[i], NULL, user, (void*)i);
     for (int i = 0; i < USERS; i++) pthread_join(users[i], NULL);
-    printf("%ld %ld %ld %ld\n", (long)copies, (long)events, (long)errors, rename_all());
+    printf("%ld %ld %ld %ld %ld\n", (long)copies, (long)events, (long)errors, (long)largest, rename_all());
 }

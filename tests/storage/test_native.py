@@ -76,7 +76,8 @@ def test_sanitizers_find_nothing(tmp_path, sanitizer):
     (tmp_path / "files").mkdir()
     said = subprocess.run([program, tmp_path / "files"], capture_output=True, text=True, timeout=200)
     assert (said.returncode, said.stderr) == (0, "")
-    copies, events, errors, renamed = map(int, said.stdout.split())
+    copies, events, errors, largest, renamed = map(int, said.stdout.split())
     assert (events, errors) == (600, 0)
     assert renamed == len(list((tmp_path / "files").glob("*.new"))) > 0
     assert copies > events
+    assert largest == 1005, "the last user's"

@@ -133,7 +133,8 @@ class CUDASession(HostMemory):
             plan, operation, self._layout, cupy.cuda, self._device.model, self._device.multiprocessors
         )
         self._depth, self._lost = plan.problem.k, self._gemm.lost
-        self._stay = [stays and arithmetic.once for stays in plan.k_panels.stay]
+        self._kept = plan.k_panels.stay
+        self._stay = [stays and arithmetic.once for stays in self._kept]
         if operation.verify:
             self._checks = Checks(
                 plan, operation, self._allocate, self.prepare, self._runtime, self._timing.points
@@ -224,7 +225,7 @@ class CUDASession(HostMemory):
         self._device.use()
         self._check_lost()
         op, k = self._op, panel[1] - panel[0]
-        self._overflow.multiply(block, pair, c, k, first)
+        self._overflow.multiply(block, pair, c, k, first, self._kept)
         stream = self._streams[COMPUTE]
         start = self._timing.begin(stream)
         a, b, out = (self._arrays[key] for key in (("a", pair[0]), ("b", pair[1]), ("c", c)))

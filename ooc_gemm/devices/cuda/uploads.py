@@ -4,6 +4,7 @@ slot, or place of a thread ──2-D copy──► panel
 slot, or place of a thread ──2-D copy──► area of `Staging` ──convert, transpose, transform──► panel
 """
 
+import ctypes
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -100,7 +101,8 @@ class Uploads:
         """Return the place of a piece in its panel, or in an area from which the device converts it. Where
         threads have no places, one in some pieces is left to `upload`, which times it."""
         operand, staging = piece.operand, None
-        if self._overflow.looks or (not self._samples and self._timing.times(UPLOAD)):
+        looks = self._overflow.looks
+        if (looks and dtype.kind not in "iu") or (not self._samples and self._timing.times(UPLOAD)):
             return None
         self._device.use()
         size, stream, arrived = dtype.itemsize, self._stream.ptr, self._timing.points.make()
@@ -114,11 +116,14 @@ class Uploads:
             skipped, pitch = self._layout.at(operand, piece.panel, piece.into)
             at = self._arrays[operand, buffer].data.ptr + skipped * size
         nbytes = math.prod(piece.shape) * size
+        largest = ctypes.c_uint64()
         if self._samples:
             self._samples.take(UPLOAD, nbytes)
 
         def sent() -> Event:
             self._timing.count(UPLOAD, nbytes)
+            if looks:
+                self._overflow.found(piece, buffer, largest.value, dtype)
             if staging is None:
                 return arrived
             self._device.use()
@@ -128,7 +133,10 @@ class Uploads:
             staging.give(at)
             return placed
 
-        packed = driver.place(self._device.index, stream, arrived, at, pitch * size)
+        integers = (size if dtype.kind == "u" else -size) if looks else 0
+        packed = driver.place(
+            self._device.index, stream, arrived, at, pitch * size, integers, ctypes.addressof(largest)
+        )
         return Onward(packed, sent, partial(staging.give, at) if staging else lambda: None, self._step)
 
     def place(self, decoded: Decoded) -> None:

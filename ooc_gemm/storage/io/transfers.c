@@ -34,7 +34,8 @@ typedef struct {
 // Memory of a device, to which the rows of a transfer go on, or from which they come. The first six are functions of
 // CUDA's driver, of which this library knows only the addresses: cuCtxSetCurrent, cuMemcpy2DAsync, cuEventRecord,
 // cuEventCreate, cuEventQuery and cuMemHostRegister. In host memory a row has `width` bytes, of which `take` are
-// copied, those past the first `skip`. The event is recorded after all rows that go on. `step`: the most bytes that a
+// copied, those past the first `skip`. The event is recorded after all rows that go on. `integers`: 0, or what these
+// bytes are, so that the largest magnitude of all that go on is found in `largest` (`Integers`). `step`: the most bytes that a
 // thread has on their way at a time in a place of its own; 0: threads have none. `pinned`: whether the memory of the
 // transfer is, so that a device can copy from it while the host goes on. `apart`: bytes on the device between the first
 // rows of two jobs, where what is written comes from there.
@@ -47,8 +48,13 @@ typedef struct {
     int (*pin)(void* memory, size_t nbytes, unsigned flags);
     void *context, *stream, *event;
     uint64_t there, pitch;
+    int64_t integers;
+    _Atomic uint64_t* largest;
     int64_t width, skip, take, step, pinned, apart;
 } Device;
+
+// The bytes of an integer, negative where it has a sign.
+enum Integers { INT8 = -1, INT16 = -2, INT32 = -4, INT64 = -8, UINT8 = 1, UINT16 = 2, UINT32 = 4, UINT64 = 8 };
 
 // CUDA_MEMCPY2D of CUDA's driver.
 typedef struct {
@@ -119,7 +125,7 @@ static Queue queues[2] = {{NULL, &queues[0].head, 0}, {NULL, &queues[1].head, 0}
 static int threads, busy, asleep, queued, waiting, most_threads = MOST_THREADS;
 
 // The number of this interface, which the loader compares: a library of another version is not used.
-int transfers_version(void) { return 9; }
+int transfers_version(void) { return 10; }
 
 void transfers_limit(int count) { most_threads = count < MOST_THREADS ? count : MOST_THREADS; }
 
@@ -188,6 +194,58 @@ static void* mark(Beside* own, const Device* device, int place) {
     return NULL;
 }
 
+// Defines a function that returns the largest magnitude of some bytes of integers.
+#define OF_TYPE(INTEGERS, TYPE)                                     \
+    case INTEGERS: {                                                \
+        const TYPE* x = (const void*)memory;                        \
+        TYPE least = 0, most = 0;                                   \
+        for (int64_t i = 0; i < nbytes / (int64_t)sizeof *x; i++) { \
+            least = x[i] < least ? x[i] : least;                    \
+            most = x[i] > most ? x[i] : most;                       \
+        }                                                           \
+        below = -(uint64_t)least, above = (uint64_t)most;           \
+        break;                                                      \
+    }
+#define LARGEST(NAME)                                                            \
+    static uint64_t NAME(int64_t integers, const char* memory, int64_t nbytes) { \
+        uint64_t below = UINT64_MAX, above = 0; /* of a type not known here */   \
+        switch (integers) {                                                      \
+            OF_TYPE(INT8, int8_t)                                                \
+            OF_TYPE(INT16, int16_t)                                              \
+            OF_TYPE(INT32, int32_t)                                              \
+            OF_TYPE(INT64, int64_t)                                              \
+            OF_TYPE(UINT8, uint8_t)                                              \
+            OF_TYPE(UINT16, uint16_t)                                            \
+            OF_TYPE(UINT32, uint32_t)                                            \
+            OF_TYPE(UINT64, uint64_t)                                            \
+        }                                                                        \
+        return below > above ? below : above;                                    \
+    }
+LARGEST(largest_anywhere)
+#ifdef __x86_64__
+__attribute__((target("avx2"))) LARGEST(largest_with_avx2)
+#endif
+
+    static uint64_t largest_of(int64_t integers, const char* memory, int64_t nbytes) {
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx2")) return largest_with_avx2(integers, memory, nbytes);
+#endif
+    return largest_anywhere(integers, memory, nbytes);
+}
+
+// Looks at what goes on of `rows` rows of integers. They are still in the caches of the processor that has read them.
+static void look_at(const Device* device, const char* memory, int64_t rows) {
+    int whole = device->take == device->width;
+    int64_t nbytes = whole ? device->take * rows : device->take;
+    uint64_t found = 0;
+    for (int64_t row = 0; row < (whole ? 1 : rows); row++) {
+        uint64_t one = largest_of(device->integers, memory + row * device->width + device->skip, nbytes);
+        found = one > found ? one : found;
+    }
+    uint64_t before = atomic_load(device->largest);
+    while (found > before && !atomic_compare_exchange_weak(device->largest, &before, found)) continue;
+}
+
 // Copies `rows` rows between `memory` and the device, where they are rows of the transfer from `first` on.
 static int copy_rows(const Device* device, char* memory, int64_t first, int64_t rows, int to_device) {
     char* here = memory + device->skip;
@@ -244,6 +302,7 @@ static int pass_on(Transfer* transfer, const Task* task, Beside* own) {
                 ? carry_out(task->path, job, task->count, task->first, task->size, transfer->flags, memory)
                 : carry_out(task->path, job, 1, task->first + at / unit, nbytes / unit, transfer->flags, memory);
         int64_t first = (task->memory - transfer->memory + at) / device->width;
+        if (!error && device->integers) look_at(device, memory, nbytes / device->width);
         if (!error) error = copy_rows(device, memory, first, nbytes / device->width, 1);
         if (error) return error;
         if (event && device->record(event, device->stream)) return NOT_COPIED;
