@@ -181,8 +181,9 @@ def test_threads_look_at_nothing_but_what_goes_on(memory, dtype, columns, step):
     assert np.array_equal(there, part)
 
 
+@pytest.mark.parametrize(("dtype", "kernel"), [("i8", "ffma"), ("i4", "ozaki2"), ("u4", "ozaki2")])
 @pytest.mark.parametrize("strips", [False, True])
-def test_panels_that_stay_are_looked_at_once(memory, monkeypatch, strips):
+def test_panels_that_stay_are_looked_at_once(memory, monkeypatch, strips, dtype, kernel):
     """Each block is bounded by what was found when they came."""
     panels = {"rows": 2, "columns": 2} if strips else {}
 
@@ -192,16 +193,18 @@ def test_panels_that_stay_are_looked_at_once(memory, monkeypatch, strips):
         return search.finish(problem, budget, rates, x)
 
     monkeypatch.setattr(prepare, "make_plan", make_plan)
-    a, b = (RNG.integers(-9, 9, shape) for shape in ((300, 400), (400, 300)))
+    least = 0 if dtype[0] == "u" else -9
+    a, b = (RNG.integers(least, 9, shape).astype(dtype) for shape in ((300, 400), (400, 300)))
     a[0, 399] = a[299, 399] = 1 << 30
     for largest in (8, 1 << 30):
         b[399, 299] = largest  # what comes last, but for some of op(A) if there are strips
         for name, x in (("a", a), ("b", b)):
             make(memory / name, x, compressors=None, chunks=(50, 50))
         names, options = [str(memory / name) for name in "abc"], {"chunks": (50, 50), "force": True}
+        options |= {"out_dtype": "int64", "kernel": kernel}
         if largest == 8:
             found = ooc_gemm.multiply(*names, device="cuda", **options)
-            assert np.array_equal(found.array[:], a @ b)
+            assert np.array_equal(found.array[:], a.astype("i8") @ b.astype("i8"))
             assert found.plan.block_count > 2
             assert found.plan.k_panels.stay == (True, strips)
         else:

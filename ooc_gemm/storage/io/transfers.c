@@ -35,10 +35,10 @@ typedef struct {
 // CUDA's driver, of which this library knows only the addresses: cuCtxSetCurrent, cuMemcpy2DAsync, cuEventRecord,
 // cuEventCreate, cuEventQuery and cuMemHostRegister. In host memory a row has `width` bytes, of which `take` are
 // copied, those past the first `skip`. The event is recorded after all rows that go on. `integers`: 0, or what these
-// bytes are, so that the largest magnitude of all that go on is found in `largest` (`Integers`). `step`: the most bytes that a
-// thread has on their way at a time in a place of its own; 0: threads have none. `pinned`: whether the memory of the
-// transfer is, so that a device can copy from it while the host goes on. `apart`: bytes on the device between the first
-// rows of two jobs, where what is written comes from there.
+// bytes are (`Integers`): then the largest magnitude of all that go on is found in `largest`. `step`: the most bytes
+// that a thread has on their way at a time in a place of its own; 0: threads have none. `pinned`: whether the memory of
+// the transfer is, so that a device can copy from it while the host goes on. `apart`: bytes on the device between the
+// first rows of two jobs, where what is written comes from there.
 typedef struct {
     int (*use)(void* context);
     int (*copy)(const void* what, void* stream);
@@ -206,27 +206,27 @@ static void* mark(Beside* own, const Device* device, int place) {
         below = -(uint64_t)least, above = (uint64_t)most;           \
         break;                                                      \
     }
-#define LARGEST(NAME)                                                            \
-    static uint64_t NAME(int64_t integers, const char* memory, int64_t nbytes) { \
-        uint64_t below = UINT64_MAX, above = 0; /* of a type not known here */   \
-        switch (integers) {                                                      \
-            OF_TYPE(INT8, int8_t)                                                \
-            OF_TYPE(INT16, int16_t)                                              \
-            OF_TYPE(INT32, int32_t)                                              \
-            OF_TYPE(INT64, int64_t)                                              \
-            OF_TYPE(UINT8, uint8_t)                                              \
-            OF_TYPE(UINT16, uint16_t)                                            \
-            OF_TYPE(UINT32, uint32_t)                                            \
-            OF_TYPE(UINT64, uint64_t)                                            \
-        }                                                                        \
-        return below > above ? below : above;                                    \
+#define LARGEST(NAME, FOR)                                                           \
+    FOR static uint64_t NAME(int64_t integers, const char* memory, int64_t nbytes) { \
+        uint64_t below = UINT64_MAX, above = 0; /* of a type not known here */       \
+        switch (integers) {                                                          \
+            OF_TYPE(INT8, int8_t)                                                    \
+            OF_TYPE(INT16, int16_t)                                                  \
+            OF_TYPE(INT32, int32_t)                                                  \
+            OF_TYPE(INT64, int64_t)                                                  \
+            OF_TYPE(UINT8, uint8_t)                                                  \
+            OF_TYPE(UINT16, uint16_t)                                                \
+            OF_TYPE(UINT32, uint32_t)                                                \
+            OF_TYPE(UINT64, uint64_t)                                                \
+        }                                                                            \
+        return below > above ? below : above;                                        \
     }
-LARGEST(largest_anywhere)
+LARGEST(largest_anywhere, )
 #ifdef __x86_64__
-__attribute__((target("avx2"))) LARGEST(largest_with_avx2)
+LARGEST(largest_with_avx2, __attribute__((target("avx2"))))
 #endif
 
-    static uint64_t largest_of(int64_t integers, const char* memory, int64_t nbytes) {
+static uint64_t largest_of(int64_t integers, const char* memory, int64_t nbytes) {
 #ifdef __x86_64__
     if (__builtin_cpu_supports("avx2")) return largest_with_avx2(integers, memory, nbytes);
 #endif
